@@ -21,7 +21,7 @@ from typing import Any, cast
 import uvloop
 
 from siltstone.store.directory import open_store
-from siltstone.store.segment.room import Room
+from siltstone.store.segment.writer import Room
 from siltstone.store.shard.block_log import BlockRun
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.ticket import Outcome, Ticket

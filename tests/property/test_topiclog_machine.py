@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from siltstone.errors import ExistsError, NotFoundError
 from siltstone.store.log.check.verify import verify_database
-from siltstone.store.segment.room import Room
+from siltstone.store.segment.writer import Room
 from siltstone.store.shard.block_log import BlockLog
 from siltstone.topiclog.log import DATABASE, TopicLogs, open_topic_logs
 from tests.support.builders import PATH

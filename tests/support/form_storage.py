@@ -16,7 +16,7 @@ from siltstone.snapshot.format.records import (
     WaitingWill,
 )
 from siltstone.store.feed.rows.batch import FeedBatch, committed_batch, rows_by_name, rows_by_time
-from siltstone.store.feed.rows.decode import load_pieces, serials_of, streams_of
+from siltstone.store.feed.rows.decode import load_parts, serials_of, streams_of
 from siltstone.store.kv import keys as kv_keys
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.write.cook import Call, Cook
@@ -173,7 +173,7 @@ def frames(rng: Random) -> Any:
     live = committed_batch(0, 1, serial, cooked)
     batch = FeedBatch(0, 1, serial, serial + cooked.row_count, cooked.row_count)
     batch.serials = serials_of(pieces)
-    batch.loader = partial(load_pieces, pieces)
+    batch.loader = partial(load_parts, pieces)
     for each in (live, batch):
         each.load()
         each.number_rows()

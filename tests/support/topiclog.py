@@ -20,7 +20,7 @@ from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
 from siltstone.store.kv.memory import MemoryEngine
-from siltstone.store.segment.room import Room
+from siltstone.store.segment.writer import Room
 from siltstone.store.shard.block_log import BlockLog, BlockLogs
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.topiclog.hub import HubLimits

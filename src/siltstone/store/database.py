@@ -243,7 +243,7 @@ class Database:
             found = read_stream(slab, match, iterator.next_serial, span, rows_max, ended=ended)
         return Read(
             iterator=iterator.at(found.next_serial),
-            batch=Batch(found.pieces, found.num_rows),
+            batch=Batch(found.parts, found.num_rows),
             status=found.status,
         )
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from siltstone.errors import OverloadedError, SiltstoneError
 from siltstone.guard import contain
-from siltstone.store.segment.room import Room
+from siltstone.store.segment.writer import Room
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topiclog.log import Log
 from siltstone.topiclog.tables import joined_offsets

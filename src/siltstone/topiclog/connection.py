@@ -17,7 +17,7 @@ from typing import Final, cast
 
 from siltstone.errors import NotFoundError, ProtocolError, SiltstoneError
 from siltstone.logs import log
-from siltstone.store.segment.room import Room
+from siltstone.store.segment.writer import Room
 from siltstone.topiclog.hub import Hub
 from siltstone.topiclog.log import Log
 from siltstone.topiclog.protocol import (

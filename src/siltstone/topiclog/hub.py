@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from siltstone.errors import NotFoundError, OverloadedError, ProtocolError, SiltstoneError
 from siltstone.guard import contain
-from siltstone.store.segment.room import Room
+from siltstone.store.segment.writer import Room
 from siltstone.store.shard.block_log import BlockRun
 from siltstone.topiclog.append_queue import TopicQueue
 from siltstone.topiclog.log import Log, TopicLogs

@@ -18,7 +18,7 @@ from siltstone.logs import log
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
 from siltstone.store.keyvalue import KeyValueDatabase
-from siltstone.store.segment.room import Room
+from siltstone.store.segment.writer import Room
 from siltstone.store.shard.block_log import BlockRun
 from siltstone.store.slab.identity import DatabaseIdentity, told
 from siltstone.store.slab.settings import DatabaseSettings

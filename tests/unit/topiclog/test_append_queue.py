@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from siltstone.errors import OverloadedError, PoisonedError
-from siltstone.store.segment.room import Room
+from siltstone.store.segment.writer import Room
 from siltstone.store.writer.ticket import Outcome, Ticket
 from siltstone.topiclog.append_queue import TopicQueue
 from tests.support.topiclog import offsets_of

@@ -15,7 +15,7 @@ from siltstone.errors import (
     SiltstoneError,
     StorageFullError,
 )
-from siltstone.store.segment.room import Room
+from siltstone.store.segment.writer import Room
 from siltstone.store.writer.ticket import Outcome, Ticket
 from siltstone.topiclog import hub as hub_module
 from siltstone.topiclog.hub import values_of

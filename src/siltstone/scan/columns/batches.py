@@ -18,9 +18,12 @@ from siltstone.scan.columns.levels import level_lists
 from siltstone.scan.columns.payloads import decode_payload
 from siltstone.scan.columns.properties import empty_maps, property_maps
 from siltstone.scan.columns.schema import LEVELS, PAYLOAD
+from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.gather import GatheredRows, are_few
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.read.selection import stream_ids
+
+Part = Piece | FrameRows
 
 # Joining copies the rows. From this size on, larger batches are not cheaper for Spark.
 BATCH_ROWS_MIN: Final = 4096
@@ -28,12 +31,12 @@ BATCH_ROWS_MIN: Final = 4096
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
-def batches(pieces: Iterable[Piece], schema: pa.Schema, rows_max: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of pieces, in order, at most rows_max in a batch."""
-    held: list[Piece] = []
+def batches(parts: Iterable[Part], schema: pa.Schema, rows_max: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of parts, in order, at most rows_max in a batch."""
+    held: list[Part] = []
     rows = size = 0
-    for piece in pieces:
-        for part in _cut(piece, rows_max):
+    for whole in parts:
+        for part in _cut(whole, rows_max):
             cost = _held_bytes(part)
             if held and (
                 rows >= BATCH_ROWS_MIN
@@ -49,13 +52,20 @@ def batches(pieces: Iterable[Piece], schema: pa.Schema, rows_max: int) -> Iterat
         yield assemble(held, schema)
 
 
-def assemble(pieces: Sequence[Piece], schema: pa.Schema) -> pa.RecordBatch:
-    """Return the rows of pieces as one batch of exactly this schema."""
+def assemble(parts: Sequence[Part], schema: pa.Schema) -> pa.RecordBatch:
+    """Return the rows of parts as one batch of exactly this schema."""
     columns: list[pa.Array] = []
-    few = GatheredRows(pieces) if are_few(pieces) else None
+    pieces = [part for part in parts if isinstance(part, Piece)]
+    whole = len(pieces) == len(parts)
+    few = GatheredRows(pieces) if whole and are_few(pieces) else None
     for field in schema:
         try:
-            columns.append(_column(pieces, field) if few is None else _gathered(few, field))
+            if few is not None:
+                columns.append(_gathered(few, field))
+            elif whole:
+                columns.append(_column(pieces, field))
+            else:
+                columns.append(_joined([_part_column(part, field) for part in parts]))
         except (pa.ArrowInvalid, OverflowError) as exc:
             raise UsageError(
                 f"column {field.name} is too large for one batch, lower rowsPerBatch: {exc}"
@@ -69,7 +79,13 @@ def _column(pieces: Sequence[Piece], field: pa.Field) -> pa.Array:
     return _joined([_COLUMNS[field.name](piece, field.type) for piece in pieces])
 
 
-def _gathered(rows: GatheredRows, field: pa.Field) -> pa.Array:
+def _part_column(part: Part, field: pa.Field) -> pa.Array:
+    if isinstance(part, Piece):
+        return _COLUMNS[field.name](part, field.type)
+    return _gathered(part, field)
+
+
+def _gathered(rows: GatheredRows | FrameRows, field: pa.Field) -> pa.Array:
     if field.name == LEVELS:
         return _split(rows.column("topic"), field.type)
     if field.name == PAYLOAD:
@@ -106,26 +122,33 @@ def complete(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _held_bytes(piece: Piece) -> int:
-    """Estimate the memory that a piece keeps in use: all of a compressed frame."""
+def _held_bytes(piece: Part) -> int:
+    """Estimate the memory that a part keeps in use: all of a compressed frame."""
+    if isinstance(piece, FrameRows):
+        return piece.size_bytes
     header = piece.frame.header
     if header.compression:
         return header.body_bytes
     return header.body_bytes * piece.num_rows // header.row_count
 
 
-def _cut(piece: Piece, rows_max: int) -> Iterator[Piece]:
-    """Yield a piece in parts of at most rows_max rows, and of about the size of a batch."""
+def _cut(piece: Part, rows_max: int) -> Iterator[Part]:
+    """Yield a part in parts of at most rows_max rows, and of about the size of a batch."""
     rows = piece.num_rows
-    header = piece.frame.header
-    size = header.body_bytes * rows // header.row_count
+    if isinstance(piece, FrameRows):
+        size = piece.size_bytes
+    else:
+        header = piece.frame.header
+        size = header.body_bytes * rows // header.row_count
     step = max(1, min(rows_max, rows * BATCH_BYTES_MAX // max(size, 1)))
     if step >= rows:
         yield piece
         return
     for start in range(0, rows, step):
         stop = min(start + step, rows)
-        if piece.picked is None:
+        if isinstance(piece, FrameRows):
+            yield piece.slice(start, stop)
+        elif piece.picked is None:
             yield replace(piece, start=piece.start + start, stop=piece.start + stop)
         else:
             yield replace(piece, picked=piece.picked.slice(start, stop - start))

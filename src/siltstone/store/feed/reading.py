@@ -13,17 +13,22 @@ from functools import partial
 from threading import Lock
 from typing import Final
 
+import numpy as np
+
 from siltstone.errors import CorruptionError
 from siltstone.store.feed.pool import Found
 from siltstone.store.feed.position import FeedPosition
 from siltstone.store.feed.rows.batch import FeedBatch
-from siltstone.store.feed.rows.decode import load_pieces, serials_of, streams_of
+from siltstone.store.feed.rows.decode import load_parts, serials_of, streams_of
 from siltstone.store.feed.settings import FeedSettings
+from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import Piece
-from siltstone.store.log.read.scan import Span
+from siltstone.store.log.read.scan import Span, read_frames
 from siltstone.store.log.read.selection import FrameRun, PieceReader, wanted_of
 from siltstone.store.log.slab import Slab
 from siltstone.store.segment.chain import SegmentHandle
+from siltstone.store.segment.table import TABLE_ROWS, FrameTable
+from siltstone.store.segment.view import FrameView
 from siltstone.store.shard.retry_dropped import again_when_dropped
 from siltstone.store.shard.shard import Role
 from siltstone.store.shard.shards import Shards
@@ -34,7 +39,7 @@ Key = tuple[SlabId, frozenset[tuple[bytes, ...]]]
 
 _PLANS_MAX: Final = 1024
 # The number of frames of a stream that are listed at once.
-_LISTED_MAX: Final = 256
+_LISTED_MAX: Final = 1024
 # The approximate size of a row as Python objects, in addition to its bytes.
 _ROW_BYTES: Final = 160
 
@@ -54,22 +59,49 @@ class _Plan:
 
 
 class _Gathering:
-    """The pieces that a read has found so far, and its limits."""
+    """The rows that a read has found so far, and its limits."""
 
-    __slots__ = ("_settings", "frames", "pieces", "rows", "size_bytes")
+    __slots__ = ("_settings", "first_timestamp_us", "frames", "parts", "rows", "size_bytes")
 
     def __init__(self, settings: FeedSettings) -> None:
         self._settings = settings
-        self.pieces: list[Piece] = []
-        self.rows = self.size_bytes = self.frames = 0
+        self.parts: list[Piece | FrameRows] = []
+        self.rows = self.size_bytes = self.frames = self.first_timestamp_us = 0
 
     def add(self, piece: Piece | None) -> None:
         self.frames += 1
         if piece is not None:
             header = piece.frame.header
-            self.pieces.append(piece)
+            if not self.parts:
+                self.first_timestamp_us = header.first_timestamp_us
+            self.parts.append(piece)
             self.rows += piece.num_rows
             self.size_bytes += header.body_bytes * piece.num_rows // header.row_count
+
+    def add_rows(self, rows: FrameRows) -> int | None:
+        """Add rows of many frames, up to the frame with which the limits are reached.
+
+        Return the serial after that frame; None if all rows were added.
+        """
+        settings, table = self._settings, rows.table
+        numbers = np.arange(1, rows.num_rows + 1) + self.rows
+        sizes = rows.row_sizes().cumsum() + self.size_bytes
+        full = (numbers >= settings.read_rows) | (sizes >= settings.read_bytes)
+        full |= rows.frames + 1 + self.frames >= settings.read_frames
+        stop: int | None = None
+        last = len(table) - 1
+        if full.any():
+            last = int(rows.frames[full.argmax()])
+            rows = rows.pick(rows.frames <= last)
+            stop = int(table.first_serials[last] + table.row_counts[last])
+        self.frames += last + 1
+        if rows.num_rows:
+            if not self.parts:
+                self.first_timestamp_us = int(table.first_times[rows.frames[0]])
+            self.parts.append(rows)
+            self.rows += rows.num_rows
+            self.size_bytes += rows.size_bytes
+        return stop
 
     @property
     def is_full(self) -> bool:
@@ -145,9 +177,9 @@ class StoreSource:
                 # The slabs in between were dropped.
                 serial = rows_from = slab.record.first_serial
             serial = self._read_slab(slab, serial, until, filters, gathering)
-            if gathering.pieces or gathering.is_full or until is None:
+            if gathering.parts or gathering.is_full or until is None:
                 break
-        if not gathering.pieces:
+        if not gathering.parts:
             return Found(start, serial, rows_from, None)
         batch = _batch_of(gathering, rows_from, serial)
         batch.closed_us = slab.record.closed_us or 0
@@ -179,25 +211,43 @@ class StoreSource:
                 frames = segment.index.frames_for(
                     plan.streams, range(serial, end), most=_LISTED_MAX
                 )
-                for number in frames.numbers:
-                    run = _run_of(slab.id, handle, number, serial)
-                    try:
-                        frame = segment.frame(number)
-                    except CorruptionError:
-                        if gathering.pieces:
-                            return max(serial, run.first_serial)
-                        raise
-                    gathering.add(plan.reader.piece(run, frame))
-                    self.frames_read += 1
-                    if gathering.is_full:
-                        return run.stop_serial
+                run = _run_of(slab.id, handle, range(serial, frames.next_serial))
+                try:
+                    for found in read_frames(segment, frames.numbers, TABLE_ROWS):
+                        stop = self._gather(plan.reader, run, found, gathering)
+                        if stop is not None:
+                            return stop
+                        serial = max(serial, _end_of(found))
+                except CorruptionError:
+                    if gathering.parts:
+                        return serial
+                    raise
                 serial = frames.next_serial
             if damaged:
-                if gathering.pieces:
+                if gathering.parts:
                     # Return the rows before the damage. The next read begins with the damage.
                     return serial
                 segment.check_whole()
         return serial if until is None else max(serial, until)
+
+    def _gather(
+        self,
+        reader: PieceReader,
+        run: FrameRun,
+        found: FrameView | FrameTable,
+        gathering: _Gathering,
+    ) -> int | None:
+        """Add the wanted rows of frames; return where the search ends if the limits are reached."""
+        if isinstance(found, FrameView):
+            gathering.add(reader.piece(run, found))
+            self.frames_read += 1
+            return _end_of(found) if gathering.is_full else None
+        before = gathering.frames
+        stop = gathering.add_rows(reader.rows(run, found))
+        self.frames_read += gathering.frames - before
+        if stop is None and gathering.is_full:
+            return _end_of(found)
+        return stop
 
     def _plan(self, slab: Slab, filters: list[TopicFilter]) -> _Plan:
         key = (slab.id, frozenset(each.levels for each in filters))
@@ -212,29 +262,34 @@ class StoreSource:
         return plan
 
 
-def _run_of(slab: SlabId, handle: SegmentHandle, number: int, serial: int) -> FrameRun:
-    index = handle.segment().index
-    first = index.serials[number]
+def _run_of(slab: SlabId, handle: SegmentHandle, serials: range) -> FrameRun:
     return FrameRun(
         slab=slab,
         base_serial=handle.base_serial,
-        position=index.positions[number],
+        position=0,
         end=0,
-        first_serial=first,
-        start_serial=serial,
-        stop_serial=first + index.row_counts[number],
+        first_serial=handle.base_serial,
+        start_serial=serials.start,
+        stop_serial=serials.stop,
         complete=False,
     )
 
 
+def _end_of(found: FrameView | FrameTable) -> int:
+    """Return the serial after the last row of frames."""
+    if isinstance(found, FrameView):
+        return found.serial_of(found.header.row_count)
+    return int(found.first_serials[-1] + found.row_counts[-1])
+
+
 def _batch_of(gathering: _Gathering, start: int, stop: int) -> FeedBatch:
-    pieces = gathering.pieces
-    slab = pieces[0].slab
+    parts = gathering.parts
+    slab = parts[0].slab
     batch = FeedBatch(slab.shard, slab.generation, start, stop, gathering.rows)
-    batch.serials = serials_of(pieces)
+    batch.serials = serials_of(parts)
     batch.size_bytes = gathering.size_bytes + _ROW_BYTES * gathering.rows
-    batch.first_timestamp_us = pieces[0].frame.header.first_timestamp_us
-    batch.origin = pieces
-    batch.loader = partial(load_pieces, pieces)
-    batch.stream_loader = partial(streams_of, pieces)
+    batch.first_timestamp_us = gathering.first_timestamp_us
+    batch.origin = parts
+    batch.loader = partial(load_parts, parts)
+    batch.stream_loader = partial(streams_of, parts)
     return batch

@@ -38,7 +38,7 @@ from crc32c import crc32c
 
 MAGIC: Final = b"SFRM"
 HEADER_BYTES: Final = 64
-_HEAD_CRC_OFFSET: Final = 60
+HEAD_CRC_OFFSET: Final = 60
 HEADER: Final = struct.Struct("<4sIIBBHQIIqqQII")
 SECTION: Final = struct.Struct("<HHI")
 DIRECTORY: Final = struct.Struct("<QIIII")
@@ -120,7 +120,7 @@ def encode_frame(header: FrameHeader, body: bytes, seed: int) -> bytes:
     header.length = HEADER_BYTES + len(body)
     header.head_crc = 0
     if header.compression in (PLAIN, APART):
-        fixed = _pack(header)[8:_HEAD_CRC_OFFSET]
+        fixed = _pack(header)[8:HEAD_CRC_OFFSET]
         end = _head_end(memoryview(body), 0, header.section_count)
         header.head_crc = crc32c(body[:end], crc32c(fixed, seed))
     packed = _pack(header)
@@ -227,7 +227,7 @@ def head_matches(view: memoryview, position: int, header: FrameHeader, seed: int
     end = _head_end(view, start, header.section_count)
     if end > position + header.length:
         return False
-    fixed = crc32c(view[position + 8 : position + _HEAD_CRC_OFFSET], seed)
+    fixed = crc32c(view[position + 8 : position + HEAD_CRC_OFFSET], seed)
     return crc32c(view[start:end], fixed) == header.head_crc
 
 

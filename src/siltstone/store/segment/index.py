@@ -30,15 +30,23 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
+import numpy as np
 from crc32c import crc32c
 
 from siltstone.errors import CorruptionError
 from siltstone.store.segment.frame import ROWS, FrameHeader
+from siltstone.store.segment.table import (
+    TABLE_BYTES,
+    TABLE_ROWS,
+    FrameTable,
+    are_small,
+    column_of,
+)
 
 MAGIC: Final = b"KIDX"
 VERSION: Final = 1
@@ -48,6 +56,8 @@ SUMMARY_BYTES: Final = _HEADER.size + _HEADER_CRC.size
 _STREAM: Final = struct.Struct("<QQII")
 
 Directory = Sequence[tuple[int, int, int, int, int]]
+# The rows of a table: few at first, because many readers want only the first rows.
+FIRST_ROWS: Final = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +119,38 @@ class SegmentIndex:
         self.next_serial = header.first_serial + header.row_count
         self.frame_count = number + 1
 
+    def add_many(self, table: FrameTable, *, verified: bool) -> None:
+        """Add the frames of a table, behind all others."""
+        directory = table.directory()
+        number = self.frame_count
+        for column, values in (
+            (self.positions, table.positions),
+            (self.serials, table.first_serials),
+            (self.first_times, table.first_times),
+            (self.last_times, table.last_times),
+            (self.row_counts, table.row_counts.astype(np.uint32)),
+        ):
+            assert isinstance(column, array), "a sealed index does not grow"
+            column.frombytes(values.tobytes())
+        self.verified.extend(bytes([verified]) * len(table))
+        order = np.argsort(directory.stream_ids, kind="stable")
+        streams, starts = np.unique(directory.stream_ids[order], return_index=True)
+        frames = (directory.frames[order] + number).astype(np.uint32)
+        rows = np.add.reduceat(directory.row_counts[order], starts) if len(starts) else starts
+        stops = [*starts[1:].tolist(), len(frames)]
+        for stream_id, start, stop, count in zip(
+            streams.tolist(), starts.tolist(), stops, rows.tolist(), strict=True
+        ):
+            postings = self._postings.get(stream_id)
+            if postings is None:
+                postings = self._postings[stream_id] = array("I")
+            assert isinstance(postings, array)
+            postings.frombytes(frames[start:stop].tobytes())
+            self.stream_rows[stream_id] = self.stream_rows.get(stream_id, 0) + count
+        self.end_position = int(table.ends[-1])
+        self.next_serial = int(table.first_serials[-1] + table.row_counts[-1])
+        self.frame_count = number + len(table)
+
     def frames_of(self, stream_id: int) -> Sequence[int]:
         """Return the numbers of the frames that hold rows of the stream, in rising order."""
         return self._postings.get(stream_id, ())
@@ -161,6 +203,54 @@ class SegmentIndex:
         if listed == stop:
             return Frames(sorted(numbers), serials.stop)
         return Frames(sorted(n for n in numbers if n < listed), self.serials[listed])
+
+    def rows_per_piece(self, streams: Iterable[int]) -> int:
+        """Return how many rows these streams have on average in a frame that holds any."""
+        rows = pieces = 0
+        for stream_id in streams:
+            rows += self.stream_rows.get(stream_id, 0)
+            pieces += len(self.frames_of(stream_id))
+        return rows // max(1, pieces)
+
+    def groups(
+        self, numbers: Sequence[int], rows_per_piece: int, rows_first: int = FIRST_ROWS
+    ) -> Iterator[tuple[Sequence[int], bool]]:
+        """Yield the numbers of frames in groups, and whether they are small: many small frames, or
+        one that is not small.
+
+        `rows_per_piece` says how many rows are wanted of a frame, of each stream. The first group
+        has about `rows_first` rows, and later groups have more.
+        """
+        rows_max = window = rows_first
+        start = 0
+        while start < len(numbers):
+            part = numbers[start : start + window]
+            yield from self._groups(part, rows_per_piece, rows_max)
+            start += len(part)
+            rows_max = window = min(2 * window, TABLE_ROWS)
+
+    def _groups(
+        self, numbers: Sequence[int], rows_per_piece: int, rows_max: int
+    ) -> Iterator[tuple[Sequence[int], bool]]:
+        start, stop = numbers[0], numbers[-1] + 1
+        chosen = np.asarray(numbers, np.int64) - start
+        rows = column_of(self.row_counts[start:stop], np.uint32)[chosen].astype(np.int64)
+        # The index may grow at this moment, so the end of the last frame is not taken from it.
+        positions = column_of(self.positions[start:stop], np.int64)
+        sizes = np.append(positions[1:] - positions[:-1], 0)[chosen]
+        small = are_small(rows, sizes, rows_per_piece)
+        rows, sizes = rows.cumsum(), sizes.cumsum()
+        first, count = 0, len(chosen)
+        for other in (*np.flatnonzero(~small).tolist(), count):
+            while first < other:
+                last = np.searchsorted(rows, rows[first] + rows_max)
+                most = np.searchsorted(sizes, sizes[first] + TABLE_BYTES)
+                end = max(first + 1, min(int(last), int(most), other))
+                yield numbers[first:end], True
+                first, rows_max = end, min(2 * rows_max, TABLE_ROWS)
+            if other < count:
+                yield numbers[other : other + 1], False
+                first = other + 1
 
     def summary(self) -> SegmentSummary:
         """Return the totals."""

@@ -15,9 +15,8 @@ from pathlib import PurePath
 
 from siltstone.errors import CorruptionError, StorageFullError
 from siltstone.fs.api import File, FileSystem
-from siltstone.store.segment.frame import EDGES, PRODUCERS, ROOM
 from siltstone.store.segment.segment import SEGMENT_HEADER_BYTES, Segment
-from siltstone.store.segment.walker import FrameWalk, Verdict, judge
+from siltstone.store.segment.walker import Verdict, judge
 from siltstone.store.segment.writer import SegmentWriter
 
 _CHUNK_BYTES = 1 << 20
@@ -94,19 +93,8 @@ def _scan(file: File, segment: Segment) -> tuple[list[bytes], list[bytes]]:
     """
     edges: list[bytes] = []
     producers: list[bytes] = []
-    index, view, seed = segment.index, segment.view, segment.header.seed
-    walk = FrameWalk(
-        view, seed, position=index.end_position, serial=index.next_serial, limit=len(view)
-    )
-    for position, header, _ in walk:
-        if header.kind == ROOM:
-            continue
-        frame = segment.add(position, header)
-        index.verified[index.frame_count - 1] = 1
-        if (found := frame.section(EDGES)) is not None:
-            edges.append(bytes(found))
-        if (found := frame.section(PRODUCERS)) is not None:
-            producers.append(bytes(found))
+    view, seed = segment.view, segment.header.seed
+    walk = segment.index_frames(edges, producers, limit=len(view))
     # The state frame, which is the first, was synced when the segment was created.
     stands_to = max(segment.synced_position, SEGMENT_HEADER_BYTES + 1)
     judgement = judge(

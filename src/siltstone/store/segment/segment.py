@@ -27,10 +27,12 @@ may not be the newest.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
@@ -38,6 +40,7 @@ from siltstone.errors import CorruptionError
 from siltstone.fs.api import FileSystem
 from siltstone.store.segment.frame import (
     EDGES,
+    PRODUCERS,
     ROOM,
     FrameFormatError,
     FrameHeader,
@@ -46,11 +49,16 @@ from siltstone.store.segment.frame import (
     decode_header,
 )
 from siltstone.store.segment.index import SegmentIndex
+from siltstone.store.segment.table import FrameTable, column_of, frame_positions
 from siltstone.store.segment.view import FrameView, open_frame
 from siltstone.store.segment.walker import CHECKSUM, FrameWalk
 
 MAGIC: Final = b"KASK"
 VERSION: Final = 1
+# Frames are indexed many at a time; a few at the end, and unusual ones, one by one.
+_INDEXED: Final = 1 << 14
+_WALKED: Final = 16
+_TABLE_FRAMES: Final = 1 << 13
 LAYOUT_LOG: Final = 1
 SEGMENT_HEADER_BYTES: Final = 4096
 SEGMENT_BYTES_MIN: Final = 64 * 1024
@@ -212,6 +220,45 @@ class Segment:
             index.verified[number] = 1
         return self.open_frame(position, header)
 
+    def table(self, numbers: Sequence[int]) -> FrameTable | None:
+        """Open many frames at once, up to the first that does not belong into a table; return None
+        if that is the first. Open that one with `frame`.
+
+        The checksum of a frame is verified the first time.
+        """
+        index = self.index
+        start, stop = numbers[0], numbers[-1] + 1
+        chosen = np.asarray(numbers, np.int64) - start
+        positions = column_of(index.positions[start:stop], np.int64)[chosen]
+        table = FrameTable(self.view, self.buffer, positions, self.header.file_bytes)
+        chosen = chosen[: len(table)]
+        fits = table.first_serials == column_of(index.serials[start:stop], np.int64)[chosen]
+        fits &= table.row_counts == column_of(index.row_counts[start:stop], np.uint32)[chosen]
+        table.keep_first(fits)
+        numbers = (chosen[: len(table)] + start).tolist()
+        verified = index.verified
+        table.keep_checked(self.header.seed, [verified[number] for number in numbers])
+        for number in numbers[: len(table)]:
+            verified[number] = 1
+        return table if len(table) else None
+
+    def small_frames(self, position: int, serial: int, limit: int) -> FrameTable | None:
+        """Open the small frames at a position all at once; return None if there are too few.
+
+        The table ends before a frame that is not small, damaged or compressed, or whose serials do
+        not follow those of the frame before it. All frames are checked.
+        """
+        positions = frame_positions(self.view, position, limit, _TABLE_FRAMES)
+        if len(positions) < _WALKED:
+            return None
+        table = FrameTable(self.view, self.buffer, positions, limit)
+        table.keep_small()
+        table.keep_following(serial)
+        if len(table) < _WALKED:
+            return None
+        table.keep_checked(self.header.seed)
+        return table if len(table) else None
+
     def header_at(self, position: int, limit: int) -> FrameHeader | None:
         """Decode a frame's header; None at the clean end. Raises: CorruptionError."""
         try:
@@ -251,34 +298,80 @@ class Segment:
         the error.
         """
         edges: list[bytes] = []
-        index = self.index
         limit = min(max(self.visible_position, stands_to), self.header.file_bytes)
         stands_to = max(self.synced_position, stands_to)
-        walk = FrameWalk(
-            self.view,
-            self.header.seed,
-            position=index.end_position,
-            serial=index.next_serial,
-            limit=limit,
+        try:
             # Streams and edges of a frame are used from here on, so they must be valid. A frame
             # that may not be on the disk is used only after all of it was checked.
-            trusted_to=stands_to,
-        )
-        problem = ""
-        try:
-            for position, header, checked in walk:
+            walk = self.index_frames(edges, [], limit=limit, trusted_to=stands_to)
+            problem, position = walk.problem, walk.position
+        except CorruptionError as exc:
+            problem, position = exc.reason, exc.offset or 0
+        self.damage = None
+        if problem and position < stands_to:
+            self.damage = CorruptionError(problem, path=self.path, offset=position)
+        return edges
+
+    def index_frames(
+        self, edges: list[bytes], producers: list[bytes], *, limit: int, trusted_to: int = 0
+    ) -> FrameWalk:
+        """Index all valid frames behind those of the index; return the walk at its end.
+
+        Edges and producers of the frames are added to the lists, in order. Before `trusted_to` only
+        the heads of the frames are checked.
+
+        Raises: CorruptionError for a frame with a valid checksum and an unknown form.
+        """
+        index = self.index
+        position, serial = index.end_position, index.next_serial
+        while True:
+            while table := self._frames_ahead(position, serial, limit, trusted_to):
+                edges += table.sections(EDGES)
+                producers += table.sections(PRODUCERS)
+                index.add_many(table, verified=position >= trusted_to)
+                position, serial = index.end_position, index.next_serial
+            walk = FrameWalk(
+                self.view,
+                self.header.seed,
+                position=position,
+                serial=serial,
+                limit=limit,
+                trusted_to=trusted_to,
+            )
+            ended = True
+            for count, (place, header, checked) in enumerate(walk, 1):
                 if header.kind != ROOM:
-                    frame = self.add(position, header)
+                    frame = self.add(place, header)
                     index.verified[-1] = checked
                     if (found := frame.section(EDGES)) is not None:
                         edges.append(bytes(found))
-            problem = walk.problem
-        except CorruptionError as exc:
-            problem = exc.reason
-        self.damage = None
-        if problem and walk.position < stands_to:
-            self.damage = CorruptionError(problem, path=self.path, offset=walk.position)
-        return edges
+                    if (found := frame.section(PRODUCERS)) is not None:
+                        producers.append(bytes(found))
+                    serial = index.next_serial
+                position = place + header.length
+                if count >= _WALKED:
+                    ended = False
+                    break
+            if ended:
+                return walk
+
+    def _frames_ahead(
+        self, position: int, serial: int, limit: int, trusted_to: int
+    ) -> FrameTable | None:
+        """Return the valid plain frames at a position; None if there are too few."""
+        trusted = position < trusted_to
+        if trusted:
+            limit = min(limit, trusted_to)
+        positions = frame_positions(self.view, position, limit, _INDEXED)
+        if len(positions) < _WALKED:
+            return None
+        table = FrameTable(self.view, self.buffer, positions, limit)
+        table.keep_rising(serial)
+        if trusted:
+            table.keep_trusted(self.header.seed)
+        else:
+            table.keep_checked(self.header.seed)
+        return table if len(table) else None
 
 
 def open_segment(fs: FileSystem, path: PurePath) -> Segment:

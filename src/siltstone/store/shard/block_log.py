@@ -16,7 +16,7 @@ from siltstone.errors import CorruptionError, SlabDroppedError
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.cook import Block, Call
 from siltstone.store.segment.frame import ROWS, VALUE_OFFSETS, VALUES
-from siltstone.store.segment.room import Room
+from siltstone.store.segment.writer import Room
 from siltstone.store.shard.leader import LeaderShard
 from siltstone.store.shard.shards import Shards
 from siltstone.store.writer.ticket import Ticket

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from siltstone.store.segment.room import Room, SpareRooms
+from siltstone.store.segment.writer import Room, SpareRooms
 
 
 def room(position: int, capacity: int) -> Room:

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from siltstone.errors import UsageError
 from siltstone.store.feed.rows.batch import FeedBatch
-from siltstone.store.feed.rows.decode import load_pieces
+from siltstone.store.feed.rows.decode import load_parts
+from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import (
     COLUMNS,
     QOS_MASK,
@@ -67,15 +68,17 @@ def _whole(batch: FeedBatch, columns: Sequence[str]) -> pa.RecordBatch:
         batch.load()
         arrays = [_MEMORY[name](batch) for name in columns]
     else:
-        pieces = cast("list[Piece]", batch.origin)
-        arrays = [_joined([_column(piece, name) for piece in pieces]) for name in columns]
+        parts = cast("list[Piece | FrameRows]", batch.origin)
+        arrays = [_joined([_column(part, name) for part in parts]) for name in columns]
     whole = pa.RecordBatch.from_arrays(arrays, schema=schema)
     batch.arrow = (key, whole)
     return whole
 
 
-def _column(piece: Piece, name: str) -> pa.Array:
-    return stream_ids(piece).view(pa.uint64()) if name == "stream" else piece.column(name)
+def _column(part: Piece | FrameRows, name: str) -> pa.Array:
+    if name == "stream" and isinstance(part, Piece):
+        return stream_ids(part).view(pa.uint64())
+    return part.column(name)
 
 
 def _joined(parts: list[pa.Array]) -> pa.Array:
@@ -152,7 +155,7 @@ def _passing(batch: FeedBatch) -> FeedBatch:
     )
     lists.serials = batch.serials
     lists.stream_loader = batch.stream_loader
-    load_pieces(cast("list[Piece]", batch.origin), lists)
+    load_parts(cast("list[Piece | FrameRows]", batch.origin), lists)
     return lists
 
 

@@ -1,4 +1,4 @@
-"""Convert pieces of frames to lists of Python values. Compiled.
+"""Convert rows of frames to lists of Python values. Compiled.
 
 If most rows of a column are wanted, the whole column is copied from the map and cut in memory: a
 slice of bytes costs a third of a slice of a map. Numbers are read from the bytes, so that only the
@@ -11,6 +11,7 @@ from librt.strings import read_i16_le, read_i32_le, read_i64_le
 from mypy_extensions import i64
 
 from siltstone.store.feed.rows.batch import FeedBatch
+from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.segment.frame import (
     DIRECTORY,
@@ -42,17 +43,20 @@ def rows_in(piece: Piece) -> list[int]:
     return [start + number for number in numbers[first : first + len(picked)]]
 
 
-def serials_of(pieces: list[Piece]) -> list[int]:
+def serials_of(parts: list[Piece | FrameRows]) -> list[int]:
     """Return the serial of each row."""
     serials: list[int] = []
-    for piece in pieces:
+    for piece in parts:
+        if isinstance(piece, FrameRows):
+            serials.extend(piece.serials().tolist())
+            continue
         rows = range(piece.start, piece.stop) if piece.picked is None else rows_in(piece)
         serials.extend(piece.frame.serials_at(rows))
     return serials
 
 
-def load_pieces(pieces: list[Piece], batch: FeedBatch) -> None:
-    """Create the lists of a batch from the pieces that were read."""
+def load_parts(parts: list[Piece | FrameRows], batch: FeedBatch) -> None:
+    """Create the lists of a batch from the rows that were read."""
     topics: list[bytes] = []
     values: list[bytes] = []
     flags: list[int] = []
@@ -61,12 +65,26 @@ def load_pieces(pieces: list[Piece], batch: FeedBatch) -> None:
     properties: list[bytes] = []
     names: dict[bytes, bytes] = {}
     with_properties = mixed = False
-    for piece in pieces:
+    for piece in parts:
+        if isinstance(piece, FrameRows):
+            with_properties = with_properties or piece.has_properties()
+            mixed = mixed or piece.is_mixed()
+            continue
         if piece.frame.has_properties():
             with_properties = True
         if piece.frame.table.lengths[STREAMS] > DIRECTORY.size:
             mixed = True
-    for piece in pieces:
+    for piece in parts:
+        if isinstance(piece, FrameRows):
+            lists = piece.load(names)
+            topics += lists.topics
+            values += lists.values
+            if with_properties:
+                properties += lists.properties or [b""] * len(lists.topics)
+            timestamps += lists.timestamps
+            flags += lists.flags
+            publishers += lists.publishers
+            continue
         frame = piece.frame
         rows = None if piece.picked is None else rows_in(piece)
         topics += _topics(frame, piece, rows, names)
@@ -86,10 +104,13 @@ def load_pieces(pieces: list[Piece], batch: FeedBatch) -> None:
     batch.mixed = mixed
 
 
-def streams_of(pieces: list[Piece]) -> list[tuple[int, int]]:
+def streams_of(parts: list[Piece | FrameRows]) -> list[tuple[int, int]]:
     """Return the streams of the rows, in order: (stream id, number of rows)."""
     streams: list[tuple[int, int]] = []
-    for piece in pieces:
+    for piece in parts:
+        if isinstance(piece, FrameRows):
+            streams += piece.stream_runs()
+            continue
         rows = None if piece.picked is None else rows_in(piece)
         for stream_id, first, count, _, _ in piece.frame.directory():
             if rows is None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.errors import CorruptionError
+from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import Batch, Piece
 from siltstone.store.log.read.scan import Span, read_slab
 from siltstone.store.log.slab import Slab
@@ -68,19 +69,24 @@ def _shard_tables(plan: ShardPlan, span: Span, columns: Sequence[str]) -> Iterat
         found = read_slab(slab, matches, span, serials=range(end_serial))
         while True:
             try:
-                pieces = next(found, None)
+                parts = next(found, None)
             except CorruptionError as exc:
                 # First return the rows before the damage.
-                damage, pieces = exc, None
-            if pieces is None:
+                damage, parts = exc, None
+            if parts is None:
                 break
-            gathered += pieces
-            rows += sum(piece.num_rows for piece in pieces)
-            streams.update(piece.stream.id for piece in pieces)
-            held += _held_bytes(pieces)
-            if rows >= _GATHER_ROWS or held >= _GATHER_BYTES:
+            pieces = [part for part in parts if isinstance(part, Piece)]
+            if rows and (rows >= _GATHER_ROWS or held >= _GATHER_BYTES or not pieces):
                 yield _gathered(gathered, rows, columns, len(streams))
                 gathered, rows, held, streams = [], 0, 0, set()
+            if pieces:
+                gathered += pieces
+                rows += sum(piece.num_rows for piece in pieces)
+                streams.update(piece.stream.id for piece in pieces)
+                held += _held_bytes(pieces)
+            for part in parts:
+                if isinstance(part, FrameRows):
+                    yield Batch([part.in_time_order()], part.num_rows).table(columns)
         if rows:
             yield _gathered(gathered, rows, columns, len(streams))
         if damage is not None:

@@ -1,7 +1,8 @@
 """Rows as users and Arrow see them: columns of a frame, without a copy.
 
-A Batch is a list of pieces. Each piece is a range of rows of one stream in one frame, or a
-selection of such a range. Nothing is copied before the caller asks for Arrow or for Python rows.
+A Batch is a list of parts. Most are pieces: each piece is a range of rows of one stream in one
+frame, or a selection of such a range. Nothing is copied before the caller asks for Arrow or for
+Python rows.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import repeat
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -97,12 +98,30 @@ class Piece:
         """Return the picked rows of a column that has all rows."""
         return array if self.picked is None else array.take(self.picked)
 
+    def rows(self) -> list[Row]:
+        """Return the rows as Python values."""
+        return _piece_rows(self)
+
+
+class Part(Protocol):
+    """Some of the rows of a batch: a piece of one frame, or rows of many small frames."""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+
+    def column(self, name: str) -> pa.Array:
+        """Return one column of SCHEMA."""
+
+    def rows(self) -> list[Row]:
+        """Return the rows as Python values."""
+
 
 class Batch:
     """Rows that were read, in order."""
 
-    def __init__(self, pieces: Sequence[Piece], num_rows: int) -> None:
-        self._pieces = pieces
+    def __init__(self, parts: Sequence[Part], num_rows: int) -> None:
+        self._parts = parts
         self.num_rows = num_rows
 
     def __len__(self) -> int:
@@ -110,29 +129,29 @@ class Batch:
         return self.num_rows
 
     def table(self, columns: Sequence[str] = COLUMNS) -> pa.Table:
-        """Return the rows as a table with one chunk for each piece.
+        """Return the rows as a table with one chunk for each frame, or for many small frames.
 
         Raises: UsageError for an unknown column.
         """
         schema = schema_of(columns)
         batches = [
-            pa.RecordBatch.from_arrays([piece.column(name) for name in columns], schema=schema)
-            for piece in self._pieces
+            pa.RecordBatch.from_arrays([part.column(name) for name in columns], schema=schema)
+            for part in self._parts
         ]
         return pa.Table.from_batches(batches, schema=schema)
 
     def arrow(self, columns: Sequence[str] = COLUMNS) -> pa.RecordBatch:
-        """Return the rows as one record batch; a single piece is not copied."""
+        """Return the rows as one record batch; the rows of a single frame are not copied."""
         schema = schema_of(columns)
-        chunks = [[piece.column(name) for piece in self._pieces] for name in columns]
         try:
+            chunks = [[part.column(name) for part in self._parts] for name in columns]
             arrays = [
                 parts[0]
                 if len(parts) == 1
                 else pa.concat_arrays(parts or [pa.nulls(0, field.type)])
                 for parts, field in zip(chunks, schema, strict=True)
             ]
-        except pa.ArrowInvalid as exc:
+        except (pa.ArrowInvalid, OverflowError) as exc:
             raise UsageError(
                 "the rows are too large for one record batch: read fewer rows at a time"
             ) from exc
@@ -141,8 +160,8 @@ class Batch:
     def rows(self) -> list[Row]:
         """Return the rows as Python values."""
         rows: list[Row] = []
-        for piece in self._pieces:
-            rows += _piece_rows(piece)
+        for part in self._parts:
+            rows += part.rows()
         return rows
 
 

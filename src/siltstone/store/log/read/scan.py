@@ -18,10 +18,12 @@ import pyarrow.compute as pc
 
 from siltstone.errors import CorruptionError
 from siltstone.scalars import scalar
+from siltstone.store.log.read.frame_rows import FrameRows, wanted_rows
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.slab import Slab
-from siltstone.store.segment.index import SegmentIndex
+from siltstone.store.segment.index import FIRST_ROWS, SegmentIndex
 from siltstone.store.segment.segment import Segment
+from siltstone.store.segment.table import FrameTable
 from siltstone.store.segment.view import FrameView
 from siltstone.topic.structure import Match
 
@@ -52,6 +54,8 @@ class Span:
     until_us: int | None = None
 
 
+# The number of frames of a stream that are listed at once.
+_LISTED_MAX: Final = 1 << 14
 ALL_SERIALS: Final = range(1 << 64)
 
 
@@ -68,7 +72,8 @@ class Selector:
         self.stream = match.stream
         self._tests: list[Callable[[pa.Array], pa.Array]] = []
         self._topic: bytes | None = None
-        if not is_bound(match):
+        self.is_bound = is_bound(match)
+        if not self.is_bound:
             return
         words = iter(match.constraints)
         levels = [next(words) if level == b"+" else level for level in match.stream.levels]
@@ -163,7 +168,7 @@ def is_bound(match: Match) -> bool:
 class StreamRead:
     """The rows that were read from a stream, and the serial to continue with."""
 
-    pieces: list[Piece]
+    parts: list[Piece | FrameRows]
     num_rows: int
     next_serial: int
     status: Status
@@ -177,7 +182,7 @@ def read_stream(
     `ended` means that the slab accepts no more rows.
     """
     selector = Selector(match)
-    pieces: list[Piece] = []
+    parts: list[Piece | FrameRows] = []
     taken = 0
     handles = slab.handles()
     number = slab.chain.handle_at_serial(serial)
@@ -189,59 +194,81 @@ def read_stream(
             continue
         segment = handle.segment()
         try:
-            for piece in _stream_pieces(slab, segment, match.stream.id, serial, span, selector):
-                if piece is None:
-                    return _result(pieces, taken, serial, Status.LIMIT)
-                cut = _cut(piece, rows_max - taken)
-                serial = cut.frame.serial_of(cut.stop)
+            for part in _stream_parts(slab, segment, serial, span, selector, rows_max - taken):
+                if part is None:
+                    return _result(parts, taken, serial, Status.LIMIT)
+                cut, serial = _cut(part, rows_max - taken, selector.stream.id)
                 if cut.num_rows:
-                    pieces.append(cut)
+                    parts.append(cut)
                     taken += cut.num_rows
                 if taken >= rows_max:
-                    return _result(pieces, taken, serial, Status.MORE)
-                if _reached(piece, span):
-                    return _result(pieces, taken, serial, Status.LIMIT)
+                    return _result(parts, taken, serial, Status.MORE)
+                if isinstance(part, Piece) and _reached(part, span):
+                    return _result(parts, taken, serial, Status.LIMIT)
             check_behind(segment, span)
         except CorruptionError:
             # Return the rows before the damage. The next read begins with the damage.
             if not taken:
                 raise
-            return _result(pieces, taken, serial, Status.MORE)
+            return _result(parts, taken, serial, Status.MORE)
         serial = max(serial, end_serial)
     if ended:
-        return _result(pieces, taken, serial, Status.END)
-    return _result(pieces, taken, serial, Status.CAUGHT_UP)
+        return _result(parts, taken, serial, Status.END)
+    return _result(parts, taken, serial, Status.CAUGHT_UP)
 
 
-def _result(pieces: list[Piece], taken: int, serial: int, status: Status) -> StreamRead:
-    return StreamRead(pieces=pieces, num_rows=taken, next_serial=serial, status=status)
+def _result(parts: list[Piece | FrameRows], taken: int, serial: int, status: Status) -> StreamRead:
+    return StreamRead(parts=parts, num_rows=taken, next_serial=serial, status=status)
 
 
-def _stream_pieces(
-    slab: Slab, segment: Segment, stream_id: int, serial: int, span: Span, selector: Selector
-) -> Iterator[Piece | None]:
-    """Yield the rows of one stream in one segment from a serial and a time on, one piece a frame.
+def _stream_parts(
+    slab: Slab, segment: Segment, serial: int, span: Span, selector: Selector, rows_max: int
+) -> Iterator[Piece | FrameRows | None]:
+    """Yield the rows of one stream in one segment from a serial and a time on.
 
     Yield None if the next frame begins after the span.
     """
-    index = segment.index
+    index, stream_id = segment.index, selector.stream.id
     frames = index.frames_of(stream_id)
     # The list may grow meanwhile. Only the entries at the start of the read count.
     first = max(index.frame_at_serial(serial), index.frame_at_time(span.since_us))
-    for place in range(bisect_left(frames, first), len(frames)):
-        if _is_behind(index, frames[place], span):
+    stop = len(frames)
+    if span.until_us is not None:
+        # Frames that are fully before the end of the span.
+        stop = bisect_left(frames, index.frame_at_time(span.until_us), 0, stop)
+    start = bisect_left(frames, first)
+    each = index.rows_per_piece([stream_id])
+    # So many rows of all streams hold about the rows that are needed.
+    share = (index.next_serial - index.first_serial) // max(1, each * index.frame_count)
+    rows_first = min(rows_max * max(1, share), FIRST_ROWS)
+    for begin in range(start, stop, _LISTED_MAX):
+        numbers = frames[begin : min(begin + _LISTED_MAX, stop)]
+        for found in read_frames(segment, numbers, each, rows_first):
+            if isinstance(found, FrameTable):
+                rows = wanted_rows(slab.id, found, {stream_id: selector})
+                yield rows.within(range(serial, ALL_SERIALS.stop)).in_span(span.since_us, None)
+            else:
+                yield _stream_piece(slab, segment, found, serial, span, selector)
+    for number in frames[max(start, stop) : len(frames)]:
+        if _is_behind(index, number, span):
             yield None
             return
-        frame = segment.frame(frames[place])
-        entry = frame.entry_of(stream_id)
-        if entry is None:
-            raise CorruptionError(
-                "the index names a stream that is not in the frame",
-                path=segment.path,
-                offset=index.positions[frames[place]],
-            )
-        serials = range(serial, frame.serial_of(frame.header.row_count))
-        yield _cut_to(slab, selector, frame, entry, span, serials)
+        yield _stream_piece(slab, segment, segment.frame(number), serial, span, selector)
+
+
+def _stream_piece(
+    slab: Slab, segment: Segment, frame: FrameView, serial: int, span: Span, selector: Selector
+) -> Piece:
+    entry = frame.entry_of(selector.stream.id)
+    if entry is None:
+        number = segment.index.frame_at_serial(frame.header.first_serial)
+        raise CorruptionError(
+            "the index names a stream that is not in the frame",
+            path=segment.path,
+            offset=segment.index.positions[number],
+        )
+    serials = range(serial, frame.serial_of(frame.header.row_count))
+    return _cut_to(slab, selector, frame, entry, span, serials)
 
 
 def _cut_to(
@@ -297,21 +324,40 @@ def _reached(piece: Piece, span: Span) -> bool:
     return span.until_us is not None and piece.frame.header.last_timestamp_us >= span.until_us
 
 
-def _cut(piece: Piece, rows_max: int) -> Piece:
-    """Cut a piece after its first rows_max matching rows."""
-    if piece.num_rows <= rows_max:
-        return piece
-    if piece.picked is None:
-        return replace(piece, stop=piece.start + rows_max)
-    picked = piece.picked.slice(0, rows_max)
-    return replace(piece, stop=piece.start + picked[-1].as_py() + 1, picked=picked)
+def _cut(part: Piece | FrameRows, rows_max: int, stream_id: int) -> tuple[Piece | FrameRows, int]:
+    """Cut a part after its first rows_max matching rows; return it and the serial to go on with."""
+    if isinstance(part, FrameRows):
+        return _cut_rows(part, rows_max, stream_id)
+    cut = part
+    if part.num_rows > rows_max:
+        if part.picked is None:
+            cut = replace(part, stop=part.start + rows_max)
+        else:
+            picked = part.picked.slice(0, rows_max)
+            cut = replace(part, stop=part.start + picked[-1].as_py() + 1, picked=picked)
+    return cut, cut.frame.serial_of(cut.stop)
+
+
+def _cut_rows(rows: FrameRows, rows_max: int, stream_id: int) -> tuple[FrameRows, int]:
+    table = rows.table
+    last = len(table) - 1
+    if rows.num_rows >= rows_max:
+        last = int(rows.frames[rows_max - 1])
+        cut = rows.slice(0, rows_max)
+        if rows.num_rows > rows_max and rows.frames[rows_max] == last:
+            return cut, int(cut.serials()[-1]) + 1
+        rows = cut
+    # The serial after the rows of the stream in the last frame.
+    return rows, table.stream_end(last, stream_id)
 
 
 def read_slab(
     slab: Slab, matches: Sequence[Match], span: Span, *, serials: range | None = None
-) -> Iterator[list[Piece]]:
-    """Yield the matching rows of a slab, the pieces of one frame at a time; frames are in order of
-    time.
+) -> Iterator[list[Piece] | list[FrameRows]]:
+    """Yield the matching rows of a slab in the order of the frames: the pieces of one frame, or the
+    rows of many small frames.
+
+    Frames are in order of time.
     """
     selectors = {match.stream.id: Selector(match) for match in matches}
     for handle in slab.handles():
@@ -324,14 +370,55 @@ def read_slab(
         frames = segment.index.frames_for(
             selectors, serials or ALL_SERIALS, since_us=span.since_us, until_us=span.until_us
         )
-        for number in frames.numbers:
-            pieces = list(_frame_pieces(slab, selectors, segment.frame(number), span, serials))
-            if pieces:
-                yield pieces
+        for found in read_frames(segment, frames.numbers, segment.index.rows_per_piece(selectors)):
+            if isinstance(found, FrameView):
+                pieces = list(_frame_pieces(slab, selectors, found, span, serials))
+                if pieces:
+                    yield pieces
+            else:
+                rows = _table_rows(slab, selectors, found, span, serials)
+                if rows.num_rows:
+                    yield [rows]
         if serials is None or segment.index.next_serial <= serials.stop:
             check_behind(segment, span)
         if reaches_end(segment.index, span):
             return
+
+
+def read_frames(
+    segment: Segment, numbers: Sequence[int], rows_per_piece: int, rows_first: int = FIRST_ROWS
+) -> Iterator[FrameView | FrameTable]:
+    """Open frames of a segment, in order: small ones many at a time.
+
+    `rows_per_piece` says how many rows are wanted of a frame, of each stream. A caller that needs
+    fewer rows than usual at first says so with `rows_first`.
+
+    Raises: CorruptionError.
+    """
+    for group, small in segment.index.groups(numbers, rows_per_piece, rows_first):
+        left = group
+        while left:
+            table = segment.table(left) if small else None
+            if table is not None:
+                yield table
+                left = left[len(table) :]
+            if left:
+                # A frame that is not small, or at which the table ended: compressed or damaged.
+                yield segment.frame(left[0])
+                left = left[1:]
+
+
+def _table_rows(
+    slab: Slab,
+    selectors: dict[int, Selector],
+    table: FrameTable,
+    span: Span,
+    serials: range | None,
+) -> FrameRows:
+    rows = wanted_rows(slab.id, table, selectors)
+    if serials is not None:
+        rows = rows.within(serials)
+    return rows.in_span(span.since_us, span.until_us)
 
 
 def _frame_pieces(

@@ -21,6 +21,7 @@ from siltstone.errors import CorruptionError
 from siltstone.fs.api import FileSystem
 from siltstone.scalars import scalar
 from siltstone.store.log.opening import slab_directory
+from siltstone.store.log.read.frame_rows import FrameRows, TopicTest, all_rows, wanted_rows
 from siltstone.store.log.read.pieces import Piece, integers
 from siltstone.store.log.read.scan import (
     Selector,
@@ -33,6 +34,7 @@ from siltstone.store.log.read.scan import (
 from siltstone.store.log.slab import Slab
 from siltstone.store.segment.frame import ROOM, ROWS, FrameHeader
 from siltstone.store.segment.segment import Segment, open_segment, segment_path
+from siltstone.store.segment.table import FrameTable
 from siltstone.store.segment.view import FrameView
 from siltstone.store.segment.walker import EARLIER, MISSING, FrameWalk
 from siltstone.store.slab.manifest import SlabId
@@ -257,17 +259,21 @@ class _Picker:
         else:
             open_ended = list(bound.constraints)
         self._selectors = [Selector(Match(stream, list(words))) for words in open_ended]
+        self.is_bound = True
 
     def pick(self, frame: FrameView, rows: range, topics: range) -> pa.Array | None:
         """Return the indices of the matching rows, counted from the first; None if all match."""
         if self._topics is None and len(self._selectors) == 1:
             return self._selectors[0].pick(frame, rows, topics)
         words = frame.topic_words(topics.start, topics.stop)
+        return rows_with_topics(frame, rows, topics, self.matching(words))
+
+    def matching(self, words: pa.Array) -> pa.Array:
+        """Return the indices of the matching topics, counted from the first."""
         found = [selector.matching(words) for selector in self._selectors]
         if self._topics is not None:
             found.append(pc.indices_nonzero(pc.is_in(words, self._topics)))
-        numbers = found[0] if len(found) == 1 else pc.unique(pa.concat_arrays(found))
-        return rows_with_topics(frame, rows, topics, numbers)
+        return found[0] if len(found) == 1 else pc.unique(pa.concat_arrays(found))
 
 
 def _topic(levels: Sequence[bytes], words: Sequence[bytes | None]) -> str:
@@ -275,6 +281,16 @@ def _topic(levels: Sequence[bytes], words: Sequence[bytes | None]) -> str:
     return b"/".join(
         (next(varying) or b"") if level == b"+" else level for level in levels
     ).decode()
+
+
+class _AllTopics:
+    """The test of a stream of which all topics are wanted."""
+
+    is_bound = False
+
+    def matching(self, words: pa.Array) -> pa.Array:
+        """Return the indices of all topics."""
+        return pa.arange(0, len(words)).view(pa.uint64())
 
 
 class PieceReader:
@@ -286,6 +302,19 @@ class PieceReader:
             **dict.fromkeys(wanted.whole),
             **{bound.stream_id: _Picker(bound) for bound in wanted.bound},
         }
+        every = _AllTopics()
+        self._tests: Mapping[int, TopicTest] = {
+            stream_id: picker or every for stream_id, picker in self._pickers.items()
+        }
+
+    def rows(self, run: FrameRun, table: FrameTable) -> FrameRows:
+        """Return the wanted rows in many frames of a run."""
+        if run.complete:
+            rows = all_rows(run.slab, table)
+        else:
+            rows = wanted_rows(run.slab, table, self._tests)
+        rows = rows.within(range(run.start_serial, run.stop_serial))
+        return rows.in_span(self._span.since_us, self._span.until_us)
 
     def piece(self, run: FrameRun, frame: FrameView) -> Piece | None:
         """Return the wanted rows in one frame of a run, or None if there are none."""
@@ -355,16 +384,21 @@ class RunReader:
         self._pieces = PieceReader(wanted, span)
         self._open: tuple[PurePath, Segment] | None = None
 
-    def read(self, run: FrameRun) -> Iterator[Piece]:
-        """Yield the wanted rows of each frame of a run, in order.
+    def read(self, run: FrameRun) -> Iterator[Piece | FrameRows]:
+        """Yield the wanted rows of a run in order, those of many small frames together.
 
         Raises: NotFoundError when the segment is gone, CorruptionError.
         """
         segment = self._segment(run)
-        for frame in _frames(segment, run):
-            piece = self._pieces.piece(run, frame)
-            if piece is not None:
-                yield piece
+        for found in _frames(segment, run):
+            if isinstance(found, FrameTable):
+                rows = self._pieces.rows(run, found)
+                if rows.num_rows:
+                    yield rows
+            else:
+                piece = self._pieces.piece(run, found)
+                if piece is not None:
+                    yield piece
 
     def _segment(self, run: FrameRun) -> Segment:
         path = segment_path(slab_directory(self._directory, run.slab), run.base_serial)
@@ -389,25 +423,32 @@ def _in_span(frame: FrameView, span: Span, start: int, stop: int) -> tuple[int, 
     return start, stop
 
 
-def _frames(segment: Segment, run: FrameRun) -> Iterator[FrameView]:
-    """Yield the frames of a run; each is checked."""
-    walk = FrameWalk(
-        segment.view,
-        segment.header.seed,
-        position=run.position,
-        serial=run.first_serial,
-        limit=min(run.end, segment.header.file_bytes),
-    )
-    for position, header, _ in walk:
-        if header.kind == ROOM:
+def _frames(segment: Segment, run: FrameRun) -> Iterator[FrameView | FrameTable]:
+    """Yield the frames of a run, small ones many at a time; each is checked."""
+    limit = min(run.end, segment.header.file_bytes)
+    position, serial = run.position, run.first_serial
+    while True:
+        table = segment.small_frames(position, serial, limit)
+        if table is not None:
+            yield table
+            position = int(table.ends[-1])
+            serial = int(table.first_serials[-1] + table.row_counts[-1])
             continue
-        if header.first_serial != walk.serial:
+        walk = FrameWalk(
+            segment.view, segment.header.seed, position=position, serial=serial, limit=limit
+        )
+        # A table ended here, or few frames are left.
+        step = next(iter(walk), None)
+        if step is None or (step.header.kind != ROOM and step.header.first_serial != serial):
             break
-        yield segment.open_frame(position, header)
-    if walk.position < run.end:
+        position = step.position + step.header.length
+        if step.header.kind != ROOM:
+            yield segment.open_frame(step.position, step.header)
+            serial += step.header.row_count
+    if position < run.end:
         changed = "the segment changed after the read was planned"
         reason = changed if walk.problem in ("", MISSING, EARLIER) else walk.problem
-        raise CorruptionError(reason, path=segment.path, offset=walk.position)
+        raise CorruptionError(reason, path=segment.path, offset=position)
 
 
 def _joined(

@@ -30,9 +30,8 @@ from siltstone.store.segment.body import directory_of, encode_rows
 from siltstone.store.segment.chain import ChainWriter
 from siltstone.store.segment.frame import LZ4, PLAIN, ROWS, ZSTD, FrameHeader
 from siltstone.store.segment.index import Directory
-from siltstone.store.segment.room import Room
 from siltstone.store.segment.view import compress
-from siltstone.store.segment.writer import SegmentWriter
+from siltstone.store.segment.writer import Room, SegmentWriter
 from siltstone.store.slab.manifest import SlabId
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.commit_log import LOCAL_LOG, CommitLog, Record, RecordKind

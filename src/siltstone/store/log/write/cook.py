@@ -22,7 +22,7 @@ from mypy_extensions import i32, i64
 from siltstone.errors import InvalidTopicError, SiltstoneError, UsageError
 from siltstone.store.segment.body import StreamRows
 from siltstone.store.segment.frame import PRODUCER
-from siltstone.store.segment.room import Room
+from siltstone.store.segment.writer import Room
 from siltstone.store.writer.queue import Queued
 from siltstone.topic.grammar import TOPIC_SIZE_MAX, check_topic
 from siltstone.topic.structure import Stream, Structure

@@ -10,7 +10,7 @@ from siltstone.errors import SiltstoneError
 from siltstone.store.log.write.committer import Committer
 from siltstone.store.log.write.cook import Call
 from siltstone.store.log.write.layout import LogLayout, TurnOver
-from siltstone.store.segment.room import Room
+from siltstone.store.segment.writer import Room
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.queue import ShardWriter
 from siltstone.store.writer.ticket import Ticket

@@ -77,15 +77,18 @@ def test_arrow_has_every_column_in_its_type() -> None:
     )
 
 
-def test_the_table_holds_what_arrow_holds_with_a_chunk_a_frame() -> None:
-    with new_database() as database:
+@pytest.mark.parametrize(("compression", "chunks"), [("zstd", [1, 1, 1]), ("none", [3])])
+def test_the_table_holds_what_arrow_holds_with_a_chunk_a_frame_or_for_small_ones(
+    compression: str, chunks: list[int]
+) -> None:
+    with new_database(compression=compression) as database:
         for _ in range(3):
             database.append(ROWS[:1]).wait()
         (stream,) = database.streams()
         batch = database.next(database.iterator(stream)).batch
     table = batch.table()
     assert table == pa.Table.from_batches([batch.arrow()])
-    assert [len(chunk) for chunk in table["value"].chunks] == [1, 1, 1]
+    assert [len(chunk) for chunk in table["value"].chunks] == chunks
 
 
 @pytest.mark.parametrize("columns", [("value",), ("serial", "topic"), COLUMNS[::-1]])

@@ -63,7 +63,7 @@ def read(
 
 
 def facts(found: StreamRead) -> tuple[list[int], int, Status]:
-    serials = [row.serial for row in Batch(found.pieces, found.num_rows).rows()]
+    serials = [row.serial for row in Batch(found.parts, found.num_rows).rows()]
     assert len(serials) == found.num_rows
     return serials, found.next_serial, found.status
 
@@ -237,7 +237,7 @@ def test_frames_that_become_visible_during_a_read_are_found_by_it_or_by_the_next
     found: list[str] = []
     for _ in range(5):
         part = read_stream(committer.slab, match, serial, Span(), 10, ended=False)
-        found += [row.topic for row in Batch(part.pieces, part.num_rows).rows()]
+        found += [row.topic for row in Batch(part.parts, part.num_rows).rows()]
         serial = part.next_serial
     assert (found, waiting) == ([*before, "s/d", "s/c", "s/b"], [])
 
@@ -261,7 +261,7 @@ def test_a_literal_of_a_filter_is_taken_as_it_is(word: str, before: str, after: 
     slab = committed(topics).slab
     assert [info.pattern for info in _streams(slab)] == [b"s/+/+"]
     found = read(slab, f"{before}/{word}/{after}")
-    assert [row.topic for row in Batch(found.pieces, found.num_rows).rows()] == [f"s/{word}/1"]
+    assert [row.topic for row in Batch(found.parts, found.num_rows).rows()] == [f"s/{word}/1"]
 
 
 def test_a_topic_may_have_as_many_levels_as_its_length_allows() -> None:
@@ -338,13 +338,27 @@ def test_a_slab_is_read_between_two_serials() -> None:
 
 
 def test_frames_follow_each_other_in_time() -> None:
-    slab = committed(("s/a", "a"), ("b", "s/b"), ("a", "c", "s/a")).slab
+    slab = committed(("s/a", "a"), ("b", "s/b"), ("a", "c", "s/a"), compression="zstd").slab
     ends = [
         (min(times), max(times))
         for pieces in read_slab(slab, slab.match(TopicFilter.parse("#")), Span())
         for times in [[row.timestamp_us - NOW_US for row in Batch(pieces, 0).rows()]]
     ]
     assert ends == [(0, 1), (2, 3), (4, 6)]
+
+
+def test_small_frames_are_read_together_in_their_order() -> None:
+    slab = committed(("s/a", "a"), ("b", "s/b"), ("a", "c", "s/a")).slab
+    (parts,) = read_slab(slab, slab.match(TopicFilter.parse("#")), Span())
+    rows = Batch(parts, 0).rows()
+    assert [row.serial for row in rows] == list(range(7))
+    assert [
+        sorted(row.timestamp_us - NOW_US for row in rows[i:j]) for i, j in ((0, 2), (2, 4), (4, 7))
+    ] == [
+        [0, 1],
+        [2, 3],
+        [4, 5, 6],
+    ]
 
 
 def test_sealed_segments_in_a_span_are_counted_without_opening_a_frame(

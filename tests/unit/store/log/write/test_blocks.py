@@ -3,7 +3,7 @@ from __future__ import annotations
 from siltstone.store.log.write.blocks import cooked_block, encode_block, room_for_frame
 from siltstone.store.log.write.cook import Block
 from siltstone.store.segment.frame import APART, PLAIN
-from siltstone.store.segment.room import Room
+from siltstone.store.segment.writer import Room
 from tests.support.builders import World, begun
 from tests.support.topiclog import offsets_of
 

@@ -1,0 +1,328 @@
+"""Chosen rows of many small frames, and their columns.
+
+The columns are those of SCHEMA, with the same values as `Piece.column`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise, repeat
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from siltstone.store.log.read.pieces import QOS_MASK, RETAIN, SCHEMA, Row, integers, make_rows
+from siltstone.store.segment.frame import (
+    DIRECTORY,
+    FLAGS,
+    PROPERTIES,
+    PROPERTY_OFFSETS,
+    PUBLISHER_INDEX,
+    PUBLISHER_OFFSETS,
+    PUBLISHERS,
+    STREAMS,
+    TIMESTAMPS,
+    TOPIC_INDEX,
+    TOPIC_OFFSETS,
+    TOPICS,
+    VALUE_OFFSETS,
+    VALUES,
+)
+from siltstone.store.segment.table import Directory, Flags, FrameTable, Ints, array_of, spread
+from siltstone.store.slab.manifest import SlabId
+
+_WHOLE: Final = 8
+_TIMESTAMP: Final = SCHEMA.field("timestamp").type
+
+
+class TopicTest(Protocol):
+    """Tells which topics of a stream are wanted: all of them, or, if it is bound, some."""
+
+    is_bound: bool
+
+    def matching(self, words: pa.Array) -> pa.Array:
+        """Return the indices of the wanted topics."""
+
+
+class RowLists(NamedTuple):
+    """Rows as parallel lists; `properties` is empty if no row has any."""
+
+    topics: list[bytes]
+    values: list[bytes]
+    properties: list[bytes]
+    timestamps: list[int]
+    flags: list[int]
+    publishers: list[bytes]
+
+
+class FrameRows:
+    """Rows of the frames of a table, in order.
+
+    `frames` and `items` say for each row which frame it is in, and which row of the frame it is.
+    """
+
+    def __init__(self, slab: SlabId, table: FrameTable, frames: Ints, items: Ints) -> None:
+        self.slab = slab
+        self.table = table
+        self.frames = frames
+        self.items = items
+        self.num_rows = len(frames)
+
+    def pick(self, rows: Ints | Flags | slice) -> FrameRows:
+        """Return some of the rows."""
+        return FrameRows(self.slab, self.table, self.frames[rows], self.items[rows])
+
+    def slice(self, start: int, stop: int) -> FrameRows:
+        """Return the rows from start to stop."""
+        return self.pick(slice(start, stop))
+
+    def in_time_order(self) -> FrameRows:
+        """Return the rows in order of time; rows of the same time keep their order."""
+        times = self.times()
+        if (times[1:] >= times[:-1]).all():
+            return self
+        return self.pick(np.argsort(times, kind="stable"))
+
+    def within(self, serials: range) -> FrameRows:
+        """Return the rows with these serials."""
+        table = self.table
+        first, last = table.first_serials[0], table.first_serials[-1] + table.row_counts[-1]
+        if serials.start <= first and last <= serials.stop:
+            return self
+        found = self.serials()
+        return self.pick((found >= serials.start) & (found < serials.stop))
+
+    def in_span(self, since_us: int, until_us: int | None) -> FrameRows:
+        """Return the rows of a span of time."""
+        if until_us is None and since_us <= self.table.first_times[0]:
+            return self
+        times = self.times()
+        held = times >= since_us
+        if until_us is not None:
+            held &= times < until_us
+        return self.pick(held)
+
+    @property
+    def size_bytes(self) -> int:
+        """The share of the rows in the bytes of their frames."""
+        return int(self.row_sizes().sum())
+
+    def column(self, name: str) -> pa.Array:
+        """Return one column of SCHEMA. Raises: OverflowError if it is too large for one array."""
+        return _READERS[name](self)
+
+    def rows(self) -> list[Row]:
+        """Return the rows as Python values."""
+        flags = self.flags()
+        return make_rows(
+            zip(
+                _strings(self.topics()),
+                _binaries(self.column("value")),
+                _strings(self.publishers()),
+                (flags & QOS_MASK).tolist(),
+                (flags & RETAIN != 0).tolist(),
+                _binaries(self.column("properties")) if self.has_properties() else repeat(b""),
+                self.times().tolist(),
+                repeat(self.slab.shard),
+                repeat(self.slab.generation),
+                self.stream_ids().to_pylist(),
+                self.serials().tolist(),
+                strict=False,
+            )
+        )
+
+    def load(self, names: dict[bytes, bytes]) -> RowLists:
+        """Return the rows as lists; topics that are new are added to `names`."""
+        topics = _texts_once(self.topics(), names)
+        return RowLists(
+            topics=topics,
+            values=_binaries(self.column("value")),
+            properties=_binaries(self.column("properties")) if self.has_properties() else [],
+            timestamps=self.times().tolist(),
+            flags=self.flags().tolist(),
+            publishers=_texts_once(self.publishers(), {}),
+        )
+
+    def stream_runs(self) -> list[tuple[int, int]]:
+        """Return the streams of the rows, in order: (stream id, number of rows)."""
+        ids = self._stream_ids()
+        starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
+        counts = np.diff(np.append(starts, len(ids)))
+        return list(zip(ids[starts].tolist(), counts.tolist(), strict=True))
+
+    def is_mixed(self) -> bool:
+        """Return whether any of the frames has rows of several streams."""
+        return bool((self.table.lengths[STREAMS] > DIRECTORY.size).any())
+
+    def row_sizes(self) -> Ints:
+        """Return for each row its share of the bytes of its frame."""
+        table = self.table
+        sizes = (table.ends - table.positions) // np.maximum(table.row_counts, 1)
+        return sizes[self.frames]
+
+    def has_properties(self) -> bool:
+        """Return whether any row may have MQTT properties."""
+        return bool((self.table.offsets[PROPERTIES] >= 0).any())
+
+    def serials(self) -> Ints:
+        """Return the serial of each row."""
+        return self.table.first_serials[self.frames] + self.items
+
+    def times(self) -> Ints:
+        """Return the timestamp of each row, in µs."""
+        found = self.table.integers(TIMESTAMPS, self.frames, self.items, signed=False)
+        offsets = self.table.widths[TIMESTAMPS] != _WHOLE
+        if offsets.any():
+            found += np.where(offsets, self.table.first_times, 0)[self.frames]
+        return found
+
+    def topic_numbers(self) -> Ints:
+        """Return the number of each row's topic in its frame."""
+        return self.table.integers(TOPIC_INDEX, self.frames, self.items, signed=True)
+
+    def stream_ids(self) -> pa.Array:
+        """Return the stream of each row."""
+        return array_of(self._stream_ids(), pa.uint64())
+
+    def _stream_ids(self) -> NDArray[np.uint64]:
+        directory = self.table.directory()
+        firsts = self.table.row_counts.cumsum() - self.table.row_counts
+        starts = firsts[directory.frames] + directory.first_rows
+        rows = firsts[self.frames] + self.items
+        entries = np.searchsorted(starts, rows, side="right") - 1
+        return directory.stream_ids[entries]
+
+    def flags(self) -> Ints:
+        """Return the flags of each row."""
+        table = self.table
+        lengths = table.lengths[FLAGS]
+        places = table.offsets[FLAGS][self.frames]
+        # A section of one byte holds for all rows of its frame.
+        places = places + np.where((lengths > 1)[self.frames], self.items, 0)
+        found = table.numbers.u8[np.maximum(places, 0)]
+        found[table.offsets[FLAGS][self.frames] < 0] = 0
+        return found
+
+    def topics(self) -> pa.Array:
+        """Return the topic of each row."""
+        return self.table.texts(
+            TOPIC_OFFSETS, TOPICS, self.frames, self.topic_numbers(), pa.string()
+        )
+
+    def publishers(self) -> pa.Array:
+        """Return the publisher of each row."""
+        table, frames = self.table, self.frames
+        starts = table.offsets[PUBLISHERS][frames]
+        stops = starts + table.lengths[PUBLISHERS][frames]
+        several = (table.offsets[PUBLISHER_INDEX] >= 0)[frames]
+        if several.any():
+            some = frames[several]
+            items = table.integers(PUBLISHER_INDEX, some, self.items[several], signed=True)
+            bounds = (table.offsets[PUBLISHER_OFFSETS][some] >> 2) + items
+            data = starts[several]
+            starts[several] = data + table.numbers.i32[bounds]
+            stops[several] = data + table.numbers.i32[bounds + 1]
+        return table.ranges(starts, stops, pa.string())
+
+    def texts(self, offsets_id: int, data_id: int) -> pa.Array:
+        """Return payloads or properties."""
+        return self.table.texts(offsets_id, data_id, self.frames, self.items, pa.binary())
+
+
+def all_rows(slab: SlabId, table: FrameTable) -> FrameRows:
+    """Return all rows of a table."""
+    return FrameRows(slab, table, *spread(table.row_counts))
+
+
+def wanted_rows(slab: SlabId, table: FrameTable, streams: Mapping[int, TopicTest]) -> FrameRows:
+    """Return the rows of these streams that have the wanted topics."""
+    directory = table.directory()
+    ids, kinds = np.unique(directory.stream_ids, return_inverse=True)
+    names = ids.tolist()
+    tests = [streams.get(name) for name in names]
+    if None in tests:
+        entries = np.flatnonzero(np.array([test is not None for test in tests])[kinds])
+    else:
+        entries = np.arange(len(kinds))
+    groups, numbers = spread(directory.row_counts[entries])
+    chosen = entries[groups]
+    rows = FrameRows(slab, table, directory.frames[chosen], directory.first_rows[chosen] + numbers)
+    if not any(test is not None and test.is_bound for test in tests):
+        return rows
+    wanted = _wanted_topics(table, directory, kinds, tests)
+    topics = directory.topic_counts.cumsum() - directory.topic_counts
+    place = (topics - directory.first_topics)[chosen] + rows.topic_numbers()
+    return rows.pick(wanted[place])
+
+
+def _wanted_topics(
+    table: FrameTable, directory: Directory, kinds: Ints, tests: list[TopicTest | None]
+) -> Flags:
+    """Return for each topic of each entry of the directory whether it is wanted."""
+    entries, numbers = spread(directory.topic_counts)
+    wanted = np.ones(len(entries), np.bool_)
+    # The topics of one stream are tested together.
+    order = np.argsort(kinds[entries], kind="stable")
+    ends = np.searchsorted(kinds[entries][order], np.arange(len(tests) + 1))
+    for kind, test in enumerate(tests):
+        if test is None or not test.is_bound:
+            continue
+        places = order[ends[kind] : ends[kind + 1]]
+        chosen = entries[places]
+        items = directory.first_topics[chosen] + numbers[places]
+        words = table.texts(TOPIC_OFFSETS, TOPICS, directory.frames[chosen], items, pa.string())
+        wanted[places] = False
+        wanted[places[_numbers(test.matching(words))]] = True
+    return wanted
+
+
+def _numbers(found: pa.Array) -> NDArray[np.uint64]:
+    """Return indices as numpy's; `to_numpy` would load pandas if it is installed."""
+    return np.frombuffer(found.buffers()[1] or b"", np.uint64, len(found), 8 * found.offset)
+
+
+def _strings(texts: pa.Array) -> Iterable[str]:
+    """Return texts as Python strings; equal ones are decoded once."""
+    encoded = texts.dictionary_encode()
+    words: list[str] = encoded.dictionary.to_pylist()
+    return map(words.__getitem__, integers(encoded.indices))
+
+
+def _texts_once(texts: pa.Array, names: dict[bytes, bytes]) -> list[bytes]:
+    """Return texts as Python bytes; equal ones are one object, which is also in `names`."""
+    encoded = texts.dictionary_encode()
+    words = [names.setdefault(word, word) for word in _binaries(encoded.dictionary)]
+    return [words[number] for number in integers(encoded.indices)]
+
+
+def _binaries(texts: pa.Array) -> list[bytes]:
+    """Return texts as Python bytes; faster than `to_pylist`."""
+    bounds = np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, 4 * texts.offset).tolist()
+    data = bytes(memoryview(texts.buffers()[2] or b""))
+    return [data[start:stop] for start, stop in pairwise(bounds)]
+
+
+def _booleans(flags: Flags) -> pa.Array:
+    bits = pa.py_buffer(np.packbits(flags, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(flags), [None, bits])
+
+
+def _constant(number: int, count: int) -> pa.Array:
+    return array_of(np.full(count, number, np.uint32), pa.uint32())
+
+
+_READERS: Final[dict[str, Callable[[FrameRows], pa.Array]]] = {
+    "topic": FrameRows.topics,
+    "timestamp": lambda rows: array_of(rows.times(), _TIMESTAMP),
+    "publisher": FrameRows.publishers,
+    "qos": lambda rows: array_of(rows.flags() & QOS_MASK, pa.uint8()),
+    "retain": lambda rows: _booleans(rows.flags() & RETAIN != 0),
+    "properties": lambda rows: rows.texts(PROPERTY_OFFSETS, PROPERTIES),
+    "value": lambda rows: rows.texts(VALUE_OFFSETS, VALUES),
+    "shard": lambda rows: _constant(rows.slab.shard, rows.num_rows),
+    "generation": lambda rows: _constant(rows.slab.generation, rows.num_rows),
+    "stream": FrameRows.stream_ids,
+    "serial": lambda rows: array_of(rows.serials(), pa.uint64()),
+}

@@ -1,0 +1,349 @@
+"""The headers and sections of many small frames of a segment, as arrays with one entry a frame.
+
+A broker writes frames of one or two rows. To open each of them as Python objects costs far more
+than to copy its rows. Here the headers of thousands of frames are read with a few calls of numpy,
+and each row is a pair of numbers: its frame, and its place in the frame. `frame_rows.py` makes
+columns of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from siltstone.store.segment.frame import (
+    DIRECTORY,
+    EDGES,
+    HEAD_CRC_OFFSET,
+    HEADER_BYTES,
+    MAGIC,
+    PLAIN,
+    ROWS,
+    SECTION,
+    SECTION_MAX,
+    STREAMS,
+)
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+# A head is read as words of 8 bytes: a header, and the table of sections.
+_HEADER_WORDS: Final = HEADER_BYTES // 8
+_HEAD_WORDS: Final = _HEADER_WORDS + SECTION_MAX
+_LOW: Final = 0xFFFF_FFFF
+_MAGIC: Final = int.from_bytes(MAGIC, "little")
+# The bytes of kind and compression.
+_PLAIN_ROWS: Final = ROWS | PLAIN << 8
+_LENGTH: Final = struct.Struct("<I")
+# Arrow's offsets have 32 bits, and are relative to the first frame.
+_REACH_BYTES: Final = 1 << 30
+
+# A frame with more rows, or with larger rows, is opened by itself: its columns need not be copied.
+# But each stream of it is a piece of its own, and a piece costs as much as some hundred rows.
+_SMALL_ROWS: Final = 2048
+_SMALL_PIECE: Final = 256
+_SMALL_BYTES: Final = 1 << 16
+_SMALL_ROW_BYTES: Final = 512
+TABLE_ROWS: Final = 1 << 16
+TABLE_BYTES: Final = 1 << 25
+
+
+class MappedNumbers:
+    """The bytes of a map as arrays of integers of each width; nothing is copied."""
+
+    def __init__(self, view: memoryview) -> None:
+        size = len(view) & ~7
+        self.u8 = np.frombuffer(view, np.uint8, size)
+        self.u16 = np.frombuffer(view, np.dtype("<u2"), size // 2)
+        self.i16 = np.frombuffer(view, np.dtype("<i2"), size // 2)
+        self.u32 = np.frombuffer(view, np.dtype("<u4"), size // 4)
+        self.i32 = np.frombuffer(view, np.dtype("<i4"), size // 4)
+        self.i64 = np.frombuffer(view, np.dtype("<i8"), size // 8)
+
+
+class FrameTable:
+    """Plain frames of one segment that hold rows, in order.
+
+    `offsets`, `lengths` and `widths` are indexed by section id and frame. An offset is a position
+    in the segment, or -1 for an absent section.
+    """
+
+    def __init__(self, view: memoryview, buffer: pa.Buffer, positions: Ints, limit: int) -> None:
+        """Read the heads of the frames at these positions, up to the first that does not belong
+        into a table: a damaged, compressed or unknown one, or one that ends behind the limit. The
+        caller opens that one by itself.
+        """
+        self.numbers = MappedNumbers(view)
+        self.view = view
+        self.buffer = buffer
+        self._read_heads(positions, limit)
+
+    def __len__(self) -> int:
+        """Return the number of frames."""
+        return len(self.positions)
+
+    def _read_heads(self, positions: Ints, limit: int) -> None:
+        """Copy the heads of all frames at once: reading each field from the map costs far more."""
+        words = (positions >> 3)[:, None] + np.arange(_HEAD_WORDS)
+        heads = self.numbers.i64.take(words, mode="clip").T
+        kinds = heads[1] >> 32 & 0xFFFF
+        lengths = heads[1] & _LOW
+        fits = (
+            (heads[0] & _LOW == _MAGIC)
+            & (kinds == _PLAIN_ROWS)
+            & (lengths >= HEADER_BYTES)
+            & (positions + lengths <= limit)
+            & (positions - positions[0] < _REACH_BYTES)
+        )
+        self.positions = positions
+        self.ends = positions + lengths
+        self.crcs = heads[0] >> 32 & _LOW
+        self.first_serials = heads[2]
+        self.row_counts = heads[3] & _LOW
+        self.first_times = heads[4]
+        self.last_times = heads[5]
+        self.head_crcs = heads[7] >> 32 & _LOW
+        self._read_sections(heads[1] >> 48 & 0xFFFF, heads[_HEADER_WORDS:], fits)
+
+    def _read_sections(self, held: Ints, entries: Ints, fits: Flags) -> None:
+        count = len(self.positions)
+        shape = (SECTION_MAX + 1, count)
+        self.offsets = np.full(shape, -1, np.int64)
+        self.lengths = np.zeros(shape, np.int64)
+        self.widths = np.zeros(shape, np.uint8)
+        place = self.positions + HEADER_BYTES + SECTION.size * held
+        fits &= held <= SECTION_MAX
+        leads = np.ones(count, np.bool_)
+        self.head_ends = place.copy()
+        for number in range(min(int(held.max(initial=0)), SECTION_MAX)):
+            entry = np.where(held > number, entries[number], 0)
+            ids = entry & 0xFFFF
+            lengths = entry >> 32 & _LOW
+            first = ids[0]
+            uniform = (ids == first).all()
+            for section_id in [int(first)] if uniform else np.unique(ids).tolist():
+                if section_id == 0 or section_id > SECTION_MAX:
+                    fits &= (ids != section_id) | (held <= number)
+                    continue
+                same = ids == section_id
+                fits &= ~same | (self.offsets[section_id] < 0)
+                np.copyto(self.offsets[section_id], place, where=same)
+                np.copyto(self.lengths[section_id], lengths, where=same)
+                widths = (entry >> 16 & 0xFFFF).astype(np.uint8)
+                np.copyto(self.widths[section_id], widths, where=same)
+            place += (lengths + 7) & ~7
+            leads &= (ids <= EDGES) & (held > number)
+            np.copyto(self.head_ends, place, where=leads)
+        fits &= place <= self.ends
+        fits &= self.lengths[STREAMS] % DIRECTORY.size == 0
+        self.keep_first(fits)
+
+    def keep_first(self, fits: Flags) -> None:
+        """Cut the table before the first frame that does not fit."""
+        if not fits.all():
+            self.cut(int(fits.argmin()))
+
+    def cut(self, count: int) -> None:
+        """Keep the first `count` frames."""
+        self.positions = self.positions[:count]
+        self.ends = self.ends[:count]
+        self.crcs = self.crcs[:count]
+        self.first_serials = self.first_serials[:count]
+        self.row_counts = self.row_counts[:count]
+        self.first_times = self.first_times[:count]
+        self.last_times = self.last_times[:count]
+        self.head_crcs = self.head_crcs[:count]
+        self.head_ends = self.head_ends[:count]
+        self.offsets = self.offsets[:, :count]
+        self.lengths = self.lengths[:, :count]
+        self.widths = self.widths[:, :count]
+
+    def keep_checked(self, seed: int, checked: Iterable[int] = repeat(0)) -> None:
+        """Check the checksums of all frames; cut the table before the first that does not match.
+
+        A frame with a number that is not 0 in `checked` is not checked again.
+        """
+        places = zip(self.positions.tolist(), self.ends.tolist(), self.crcs.tolist(), strict=True)
+        view = self.view
+        for number, ((position, end, crc), skip) in enumerate(zip(places, checked, strict=False)):
+            if not skip and crc32c(view[position + 8 : end], seed) != crc:
+                self.cut(number)
+                return
+
+    def keep_trusted(self, seed: int) -> None:
+        """Check the heads of all frames; cut the table before the first that does not match."""
+        places = zip(
+            self.positions.tolist(), self.head_ends.tolist(), self.head_crcs.tolist(), strict=True
+        )
+        view = self.view
+        for number, (position, end, crc) in enumerate(places):
+            fixed = crc32c(view[position + 8 : position + HEAD_CRC_OFFSET], seed)
+            if crc == 0 or crc32c(view[position + HEADER_BYTES : end], fixed) != crc:
+                self.cut(number)
+                return
+
+    def keep_small(self) -> None:
+        """Cut the table before the first frame that is not small, and at its limits."""
+        sizes = self.ends - self.positions
+        small = are_small(self.row_counts, sizes, TABLE_ROWS)
+        small &= (self.row_counts.cumsum() <= TABLE_ROWS) & (sizes.cumsum() <= TABLE_BYTES)
+        self.keep_first(small)
+
+    def keep_following(self, serial: int) -> None:
+        """Cut the table where serials are missing or used twice, from `serial` on."""
+        ends = self.first_serials + self.row_counts
+        self.keep_first(self.first_serials == np.concatenate([[serial], ends])[: len(self)])
+
+    def keep_rising(self, serial: int) -> None:
+        """Cut the table before a frame with serials of the frames before it, or below `serial`."""
+        ends = self.first_serials + self.row_counts
+        self.keep_first(self.first_serials >= np.concatenate([[serial], ends])[: len(self)])
+
+    def sections(self, section_id: int) -> list[bytes]:
+        """Return this section of the frames that have it."""
+        starts = self.offsets[section_id]
+        held = starts >= 0
+        stops = starts + self.lengths[section_id]
+        return [
+            bytes(self.view[start:stop])
+            for start, stop in zip(starts[held].tolist(), stops[held].tolist(), strict=True)
+        ]
+
+    def directory(self) -> Directory:
+        """Return the directories of all frames."""
+        return Directory(self)
+
+    def stream_end(self, frame: int, stream_id: int) -> int:
+        """Return the serial after the last row of a stream in a frame."""
+        start = int(self.offsets[STREAMS][frame])
+        stop = start + int(self.lengths[STREAMS][frame])
+        end = 0
+        for found, first, count, _, _ in DIRECTORY.iter_unpack(self.view[start:stop]):
+            if found == stream_id:
+                end = first + count
+        return int(self.first_serials[frame]) + end
+
+    def integers(self, section_id: int, frames: Ints, items: Ints, *, signed: bool) -> Ints:
+        """Return for each pair of a frame and a number an integer of a section.
+
+        `signed` tells whether an integer of one byte has a sign; wider ones have.
+        """
+        starts = self.offsets[section_id][frames]
+        widths = self.widths[section_id]
+        found = np.empty(len(frames), np.int64)
+        for width in np.unique(widths):
+            same = slice(None) if (widths == width).all() else (widths == width)[frames]
+            places = starts[same] + items[same] * int(width)
+            found[same] = self._read(places, int(width), signed=signed)
+        return found
+
+    def _read(self, places: Ints, width: int, *, signed: bool) -> Any:
+        numbers = self.numbers
+        if width == 8:
+            return numbers.i64[places >> 3]
+        if width == 4:
+            return numbers.i32[places >> 2]
+        if width == 2:
+            return numbers.i16[places >> 1]
+        return numbers.u8[places].view(np.int8) if signed else numbers.u8[places]
+
+    def texts(
+        self, offsets_id: int, data_id: int, frames: Ints, items: Ints, kind: pa.DataType
+    ) -> pa.Array:
+        """Return for each pair of a frame and a number a text of a section; absent ones are empty.
+
+        Raises: OverflowError if they are too large for one array.
+        """
+        bounds = self.offsets[offsets_id][frames] >> 2
+        held = bounds >= 0
+        data = self.offsets[data_id][frames]
+        numbers = self.numbers.i32
+        if held.all():
+            starts = data + numbers[bounds + items]
+            stops = data + numbers[bounds + items + 1]
+        else:
+            starts, stops = np.zeros((2, len(frames)), np.int64)
+            places = bounds[held] + items[held]
+            starts[held] = data[held] + numbers[places]
+            stops[held] = data[held] + numbers[places + 1]
+        return self.ranges(starts, stops, kind)
+
+    def ranges(self, starts: Ints, stops: Ints, kind: pa.DataType) -> pa.Array:
+        """Return ranges of the segment as an array of texts.
+
+        Arrow copies the texts: they are every second entry of an array over the map, whose other
+        entries are what lies between them.
+        """
+        count = len(starts)
+        if int((stops - starts).sum()) >= 1 << 31:
+            raise OverflowError("the texts are too large for one array")
+        first = int(starts[starts > 0].min(initial=len(self.numbers.u8)))
+        bounds = np.empty(2 * count + 1, np.int32)
+        bounds[0 : 2 * count : 2] = np.maximum(starts - first, 0)
+        bounds[1 : 2 * count : 2] = np.maximum(stops - first, 0)
+        # Arrow checks only that the last offset is not before the first one.
+        bounds[2 * count] = bounds[: 2 * count].max(initial=0)
+        sparse = pa.Array.from_buffers(
+            kind, 2 * count, [None, pa.py_buffer(bounds), self.buffer.slice(first)]
+        )
+        return sparse.take(array_of(np.arange(0, 2 * count, 2, dtype=np.int32), pa.int32()))
+
+
+class Directory:
+    """The streams of all frames of a table, one entry for each stream of a frame, in order."""
+
+    def __init__(self, table: FrameTable) -> None:
+        counts = table.lengths[STREAMS] // DIRECTORY.size
+        self.frames, numbers = spread(counts)
+        places = table.offsets[STREAMS][self.frames] + DIRECTORY.size * numbers
+        words = table.numbers.i32
+        self.stream_ids = table.numbers.i64[places >> 3].view(np.uint64)
+        at = places >> 2
+        self.first_rows = words[at + 2].astype(np.int64)
+        self.row_counts = words[at + 3].astype(np.int64)
+        self.first_topics = words[at + 4].astype(np.int64)
+        self.topic_counts = words[at + 5].astype(np.int64)
+
+
+def spread(counts: Ints) -> tuple[Ints, Ints]:
+    """Return for each of counts[0] + counts[1] + … items the number of its group, and its number in
+    the group.
+    """
+    groups = np.repeat(np.arange(len(counts)), counts)
+    ends = np.cumsum(counts)
+    return groups, np.arange(len(groups)) - np.repeat(ends - counts, counts)
+
+
+def array_of(numbers: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Return a numpy array as an Arrow array with the same bytes."""
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def frame_positions(view: memoryview, position: int, limit: int, most: int) -> Ints:
+    """Return where frames begin, as their lengths say, from a position on; nothing is checked."""
+    found: list[int] = []
+    while position + HEADER_BYTES <= limit and len(found) < most:
+        found.append(position)
+        (length,) = _LENGTH.unpack_from(view, position + 8)
+        if length < HEADER_BYTES or length & 7:
+            break
+        position += length
+    return np.array(found, np.int64)
+
+
+def are_small(rows: Ints, sizes: Ints, rows_per_piece: int) -> Flags:
+    """Return which frames are small, for a reader that wants so many rows of each stream."""
+    small: Flags = rows <= (_SMALL_ROWS if rows_per_piece > _SMALL_PIECE else TABLE_ROWS)
+    return small & (sizes <= np.maximum(_SMALL_BYTES, _SMALL_ROW_BYTES * rows))
+
+
+def column_of(numbers: Sequence[int], kind: Any) -> NDArray[Any]:
+    """Return a column of an index, or a part of one, as numpy's."""
+    return np.frombuffer(numbers, kind)
