@@ -1,7 +1,11 @@
-"""The control socket of a broker, in its data directory, for requests of operators.
+"""The control socket of a broker, in its data directory, for requests of operators and programs.
 
-A request is one line of JSON, `{"do": name, …}`. The answer is one line too, `{"ok": …}` or
-`{"error": text}`. Only the user of the broker (and root) can use the socket: its mode is 0600.
+A request is one line of JSON, `{"do": name, …}`, with the name of a verb. The answer is one line
+too, `{"ok": …}` or `{"error": text}`; `manage/wire.py` has the details. Only the user of the broker
+(and root) can use the socket: its mode is 0600.
+
+Verbs that change what the broker has in memory run on the loop, by a function of the broker. All
+other verbs run on a few threads, because they wait for the disk.
 """
 
 from __future__ import annotations
@@ -11,10 +15,13 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import PurePath
 from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel
 
 from siltstone.broker.broker import Broker
 from siltstone.broker.sessions.durables import Durables
@@ -24,22 +31,28 @@ from siltstone.broker.snapshots.standstill import STANDSTILL_SECONDS, Standstill
 from siltstone.errors import NotFoundError, RetryError, SiltstoneError, UsageError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import log
+from siltstone.manage.running import CONTROL
+from siltstone.manage.sessions import MoveGroup, MoveSession, NameGroup, NameSession
+from siltstone.manage.verb import Host, Nothing, Role, parse
+from siltstone.manage.verbs import VERBS, run_verb
+from siltstone.manage.wire import LINE_MAX, encode_error, encode_line
 from siltstone.mqtt.reason import Reason
 from siltstone.session.archive.keys import group_id, group_parts
-from siltstone.session.archive.move import Place, Timeline, find_place, move_group, move_session
+from siltstone.session.archive.move import Timeline, find_place, move_group, move_session
 from siltstone.session.archive.owned.group import OwnedGroup
 from siltstone.session.archive.owned.session import OwnedSession
 
-CONTROL: Final = "control.sock"
 _MODE: Final = 0o600
-_LINE_MAX: Final = 1 << 20
+# Verbs that wait for the disk at the same time.
+_THREADS: Final = 4
 _SAVE_SECONDS: Final = 30.0
 # How long a request waits for its turn.
 _TURN_SECONDS: Final = 10.0
 _LOG: Final = logging.getLogger("siltstone.control")
 
 Answer = Awaitable[object]
-Deed = Callable[[Mapping[str, Any]], Answer]
+# Takes the request of a verb.
+Deed = Callable[[Any], Answer]
 T = TypeVar("T")
 
 
@@ -93,11 +106,20 @@ class Visit:
 
 
 class ControlOperations:
-    """Answers requests; each calls the function of its name."""
+    """Answers requests: by a function of the broker, or by the verb itself on a thread.
 
-    def __init__(self, broker: Broker, deeds: Mapping[str, Deed]) -> None:
+    At most `_THREADS` verbs run on threads at a time; the others wait for their turn.
+    """
+
+    def __init__(self, broker: Broker, deeds: Mapping[str, Deed], host: Host | None = None) -> None:
         self._broker = broker
         self._deeds = deeds
+        self._host = host
+        # Functions of the broker that follow a verb, on the loop.
+        self.afterwards: Mapping[str, Callable[[Any], None]] = {}
+        self._slots = asyncio.Semaphore(_THREADS)
+        self._threads = ThreadPoolExecutor(_THREADS, "siltstone-manage")
+        self._is_ending = False
 
     def visit(self) -> Visit:
         """Return the state of a new connection."""
@@ -108,28 +130,59 @@ class ControlOperations:
         try:
             request = json.loads(line)
             if visit is not None and request == {"do": "hold"}:
-                return _encoded({"ok": await visit.hold()})
+                return encode_line({"ok": await visit.hold()})
             if visit is not None and request == {"do": "release"}:
-                return _encoded({"ok": visit.release()})
+                return encode_line({"ok": visit.release()})
             if visit is not None and request == {"do": "pin"}:
-                return _encoded({"ok": await visit.pin()})
-            deed = self._deeds.get(str(request.get("do"))) if isinstance(request, dict) else None
-            if deed is None:
-                raise UsageError(
-                    "the broker does not know this request: broker and command must have the "
-                    "same version"
-                )
-            result: dict[str, object] = {"ok": await deed(request)}
-        except KeyError as exc:
-            result = {"error": f"the request lacks {exc}"}
+                return encode_line({"ok": await visit.pin()})
+            return encode_line({"ok": await self._execute(request)})
         except RecursionError:
-            result = {"error": "the request is nested too deeply"}
-        except (UsageError, ValueError) as exc:
-            result = {"error": str(exc)}
+            return encode_error(UsageError("the request is nested too deeply"))
+        except ValueError as exc:
+            return encode_error(UsageError(str(exc)))
         except SiltstoneError as exc:
-            # The request was valid: the command may send it again.
-            result = {"error": str(exc), "failed": True}
-        return _encoded(result)
+            return encode_error(exc)
+
+    async def _execute(self, request: object) -> object:
+        """Run the verb of a request; return its response for JSON. Raises: SiltstoneError."""
+        fields = dict(request) if isinstance(request, dict) else {}
+        name = str(fields.pop("do", ""))
+        verb = VERBS.get(name)
+        deed = self._deeds.get(name)
+        if verb is None or (deed is None and (verb.run is None or self._host is None)):
+            raise UsageError(
+                "the broker does not know this request: broker and command must have the "
+                "same version"
+            )
+        if self._is_ending:
+            raise RetryError("the broker is stopping, try again")
+        parsed = parse(verb.request, fields)
+        if deed is not None:
+            return _plain(await deed(parsed))
+        assert self._host is not None
+        found = await self._in_thread(partial(run_verb, self._host, name, parsed))
+        if name in self.afterwards:
+            self.afterwards[name](parsed)
+        if verb.role is Role.MANAGE:
+            log(_LOG, logging.WARNING, "store_managed", verb=name, request=parsed.model_dump())
+        return _plain(found)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        async with self._slots:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def end(self, seconds: float) -> None:
+        """Refuse new requests, and wait for the verbs that run."""
+        self._is_ending = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for _ in range(_THREADS):
+                    await self._slots.acquire()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _plain(response: object) -> object:
+    return response.model_dump() if isinstance(response, BaseModel) else response
 
 
 def deeds_in_memory() -> dict[str, Deed]:
@@ -137,7 +190,7 @@ def deeds_in_memory() -> dict[str, Deed]:
     return dict.fromkeys(("kick", "drop", "move", "move-group", "drop-group", "groups"), _refuse)
 
 
-async def _refuse(_: Mapping[str, Any]) -> bool:
+async def _refuse(_: object) -> bool:
     raise UsageError(
         "this broker has its sessions and share groups only in memory, where commands cannot reach "
         'them; sessions.durable = true with persistence = "store" stores them'
@@ -170,9 +223,9 @@ class Control:
             "groups": self._list_groups,
         }
 
-    async def _kick(self, request: Mapping[str, Any]) -> bool:
+    async def _kick(self, request: NameSession) -> bool:
         """End the connection of a client; return whether there was one."""
-        return self._end(str(request["client_id"]))
+        return self._end(request.client_id)
 
     def _end(self, client_id: str) -> bool:
         client = self._broker.clients.get(client_id)
@@ -180,9 +233,9 @@ class Control:
             client.end(Reason.ADMINISTRATIVE_ACTION)
         return client is not None
 
-    async def _drop(self, request: Mapping[str, Any]) -> bool:
+    async def _drop(self, request: NameSession) -> bool:
         """Delete a session; return whether there was one."""
-        client_id = str(request["client_id"])
+        client_id = request.client_id
         is_connected = self._end(client_id)
         async with self._turn(client_id):
             if client_id in self._broker.clients:
@@ -202,10 +255,10 @@ class Control:
         log(_LOG, logging.WARNING, "session_dropped", client_id=client_id)
         return True
 
-    async def _move(self, request: Mapping[str, Any]) -> bool:
+    async def _move(self, request: MoveSession) -> bool:
         """Move a session to another position; a connected client is disconnected."""
-        client_id = str(request["client_id"])
-        place = _place_of(request)
+        client_id = request.client_id
+        place = request.to
         self._end(client_id)
         async with self._turn(client_id), self._pinned():
             if client_id in self._broker.clients:
@@ -219,11 +272,11 @@ class Control:
         log(_LOG, logging.WARNING, "session_moved", client_id=client_id, to=place)
         return True
 
-    async def _move_group(self, request: Mapping[str, Any]) -> bool:
+    async def _move_group(self, request: MoveGroup) -> bool:
         """Move a share group to another position; its members continue there."""
-        text = str(request["group"])
+        text = request.group
         name, topic_filter = group_parts(text)
-        place = _place_of(request)
+        place = request.to
         async with self._turn(text), self._pinned():
             position = await self._in_thread(lambda: find_place(self._source, place))
             saved: asyncio.Future[None] = _future()
@@ -248,9 +301,9 @@ class Control:
         log(_LOG, logging.WARNING, "share_group_moved", group=text, to=place)
         return True
 
-    async def _drop_group(self, request: Mapping[str, Any]) -> bool:
+    async def _drop_group(self, request: NameGroup) -> bool:
         """Delete a share group without connected members; return whether there was one."""
-        text = str(request["group"])
+        text = request.group
         name, topic_filter = group_parts(text)
         async with self._turn(text):
             group = self._groups.groups.get(text)
@@ -268,7 +321,7 @@ class Control:
             log(_LOG, logging.WARNING, "share_group_dropped", group=text)
         return owned is not None
 
-    async def _list_groups(self, _: Mapping[str, Any]) -> list[dict[str, object]]:
+    async def _list_groups(self, _: Nothing) -> list[dict[str, object]]:
         """Return the share groups with connected members."""
         return [
             {
@@ -377,16 +430,22 @@ def _future() -> asyncio.Future[T]:
     return asyncio.get_running_loop().create_future()
 
 
-def _place_of(request: Mapping[str, Any]) -> Place:
-    to = request["to"]
-    if to in ("earliest", "latest") or isinstance(to, int):
-        return to  # type: ignore[no-any-return]
-    raise UsageError(f"to must be earliest, latest or a time, got {to!r}")
+class ControlServer:
+    """The open control socket."""
+
+    def __init__(self, server: asyncio.Server, control: ControlOperations) -> None:
+        self._server = server
+        self._control = control
+
+    async def close(self, seconds: float) -> None:
+        """Accept no more requests, and wait for those that run."""
+        self._server.close()
+        await self._control.end(seconds)
 
 
 async def serve_control(
     fs: PosixFileSystem, data: PurePath, control: ControlOperations, idle_timeout: float
-) -> asyncio.Server | None:
+) -> ControlServer | None:
     """Listen in the data directory; None if that fails, for example because its path is too long.
 
     A connection without a request for `idle_timeout` seconds is closed, unless it has a pin.
@@ -405,11 +464,12 @@ async def serve_control(
         log(_LOG, logging.WARNING, "control_socket_failed", path=str(path), error=str(exc))
         sock.close()
         return None
-    return await asyncio.start_unix_server(
+    server = await asyncio.start_unix_server(
         lambda reader, writer: _serve(control, reader, writer, idle_timeout),
         sock=sock,
-        limit=_LINE_MAX,
+        limit=LINE_MAX,
     )
+    return ControlServer(server, control)
 
 
 async def _serve(
@@ -424,6 +484,9 @@ async def _serve(
         while line := await asyncio.wait_for(
             reader.readline(), None if visit.has_pin else idle_timeout
         ):
+            if not line.endswith(b"\n"):
+                # The peer disconnected in the middle of a request.
+                break
             writer.write(await control.answer(line, visit))
             await asyncio.wait_for(writer.drain(), idle_timeout)
     except (ConnectionError, ValueError, TimeoutError):
@@ -432,7 +495,3 @@ async def _serve(
     finally:
         visit.end()
         writer.close()
-
-
-def _encoded(result: dict[str, object]) -> bytes:
-    return json.dumps(result).encode() + b"\n"

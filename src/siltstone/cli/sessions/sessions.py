@@ -15,7 +15,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from siltstone.cli.control import ask_broker, is_served
 from siltstone.cli.opening import open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes, converted
 from siltstone.cli.output.help import App
@@ -24,6 +23,7 @@ from siltstone.cli.output.quantities import parse_time
 from siltstone.cli.store.kv import open_engine
 from siltstone.clock import SystemClock
 from siltstone.errors import NotFoundError, UsageError
+from siltstone.manage.running import ask_broker, is_served
 from siltstone.session.archive.index import expires_at_us
 from siltstone.session.archive.move import Place, find_place, move_session
 from siltstone.session.archive.records import SavedSession, ShardSerial
