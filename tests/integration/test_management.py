@@ -11,6 +11,7 @@ import pytest
 
 import siltstone
 from siltstone.cli.main import execute
+from siltstone.mqtt.packets import Publish
 from tests.support.broker_process import BrokerProcess, broker_process, run_command
 from tests.support.mqtt_socket import connected
 
@@ -164,3 +165,79 @@ def test_a_broker_with_snapshots_gets_no_database(
         assert 'this broker has persistence = "snapshot"' in said
         broker.stop()
         broker.start()
+
+
+def test_rows_are_appended_in_a_running_broker_and_sent_to_subscribers(
+    broker: BrokerProcess, command: Commands, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    lines = [{"topic": f"t/{number}", "value": str(number), "qos": 1} for number in range(2500)]
+    rows.write_text("\n".join(map(json.dumps, lines)))
+    with connected(broker.port, "a") as client:
+        client.subscribe("t/#", 0)
+        loaded = command.document("append", "messages", str(rows), "--batch", "1000")
+        assert (loaded["rows"], loaded["duplicates"]) == (2500, 0)
+        received = client.receive_many(Publish, 2500)
+    assert [message.payload for message in received] == [b"%d" % n for n in range(2500)]
+    assert len(command("read", "messages", "--json").splitlines()) == 2500
+
+
+@pytest.mark.parametrize("durability", ["synced", "written", "none"])
+def test_a_load_with_a_name_is_stored_once_with_and_without_a_broker(
+    broker: BrokerProcess, command: Commands, tmp_path: Path, durability: str
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(json.dumps({"topic": "t", "value": n}) for n in range(50)))
+    command("db", "create", "sensors", *SMALL)
+    load = ("append", "sensors", str(rows), "--producer", "load-1", "--batch", "20")
+    load = (*load, "--durability", durability)
+    assert command.document(*load)["duplicates"] == 0
+    assert command.document(*load)["duplicates"] == 50
+    broker.stop()
+    assert command.document(*load)["duplicates"] == 50
+    broker.start()
+    assert command.document("db", "info", "sensors")["rows"] == 50
+
+
+def test_rows_that_are_refused_are_told_with_the_number_of_stored_ones(
+    command: Commands, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"topic":"a","value":1}\n{"topic":"a/#","value":2}\n')
+    said = command("append", "messages", str(rows), "--batch", "1", status=2)
+    assert "1 row before it was stored" in said
+    rows.write_text('{"topic":"a","value":1}')
+    assert "cannot be changed" in command("append", "_retained", str(rows), status=2)
+    assert "does not exist" in command("append", "absent", str(rows), status=2)
+
+
+def test_a_keyvalue_database_lives_in_a_running_broker(
+    broker: BrokerProcess, command: Commands
+) -> None:
+    command("kv", "create", "bank", "--map")
+    assert "exists already" in command("kv", "create", "bank", status=2)
+    assert command.document("kv", "put", "bank", "a/1", "10", "--id", "x")["duplicate"] is False
+    assert command.document("kv", "put", "bank", "a/1", "11", "--id", "x")["duplicate"] is True
+    assert command("kv", "get", "bank", "a/1") == "10"
+    command("kv", "put", "bank", "a/2", "20")
+    command("kv", "delete", "bank", "a/1", "--yes")
+    rows = [json.loads(line) for line in command("kv", "read", "bank", "--json").splitlines()]
+    assert [(row["topic"], row["value"]) for row in rows] == [("a/2", "20")]
+    assert "must not have" in command("kv", "put", "bank", "a/#", "1", status=2)
+    assert "does not exist" in command("kv", "put", "absent", "a", "1", status=2)
+    broker.stop()
+    command("kv", "put", "bank", "a/3", "30")
+    broker.start()
+    assert command("kv", "get", "bank", "a/3") == "30"
+    command("kv", "drop", "bank", "--yes")
+    assert command("kv", "list").splitlines()[0].startswith("database")
+    assert "does not exist" in command("kv", "drop", "bank", "--yes", status=2)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("create", "commits"), ("drop", "commits", "--yes"), ("put", "commits", "a", "1")],
+    ids=" ".join,
+)
+def test_positions_of_sessions_are_not_changed(command: Commands, args: tuple[str, ...]) -> None:
+    assert "holds the positions of sessions" in command("kv", *args, status=2)

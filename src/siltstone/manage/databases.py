@@ -95,8 +95,8 @@ def _take_back(store: Store, name: str, failure: SiltstoneError) -> None:
 
 def configure_database(host: Host, request: ConfigureDatabase) -> KnownSettings:
     """Change settings for everything that is written from now on. Raises: UsageError."""
-    _check_foreign(host, request.database, "changed")
-    settings = _opened(host, request.database).configure(**request.changes)
+    check_foreign(host, request.database, "changed")
+    settings = opened(host, request.database).configure(**request.changes)
     return KnownSettings(database=request.database, settings=settings.to_json())
 
 
@@ -109,26 +109,27 @@ def drop_database(host: Host, request: NameDatabase) -> Dropped:
 
 def seal_database(host: Host, request: NameDatabase) -> Changed:
     """Begin a new generation of every shard. Raises: NotFoundError, UsageError."""
-    _check_foreign(host, request.database, "sealed")
-    _opened(host, request.database).seal()
+    check_foreign(host, request.database, "sealed")
+    opened(host, request.database).seal()
     return Changed(database=request.database)
 
 
 def drop_slab(host: Host, request: NameSlab) -> Dropped:
     """Delete a sealed slab. Raises: NotFoundError, SlabDroppedError, UsageError."""
-    _check_foreign(host, request.database, "changed")
+    check_foreign(host, request.database, "changed")
     slab = SlabId(request.shard, request.generation)
-    _opened(host, request.database).drop_slab(slab)
+    opened(host, request.database).drop_slab(slab)
     return Dropped(dropped=str(slab))
 
 
-def _opened(host: Host, name: str) -> Database:
+def opened(host: Host, name: str) -> Database:
+    """Open a database; tell the host. Raises: NotFoundError."""
     database = host.store.database(name)
     host.opened(database)
     return database
 
 
-def _check_foreign(host: Host, name: str, action: str) -> None:
+def check_foreign(host: Host, name: str, action: str) -> None:
     """Refuse to change a database that a running broker has for itself. Raises: UsageError."""
     if name.startswith(_INTERNAL):
         host.check_free(name, action)

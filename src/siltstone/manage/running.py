@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from pydantic import BaseModel
 
 from siltstone.errors import OutcomeUnknownError, RetryError, UsageError
-from siltstone.manage.verb import Role, Verb, parse
+from siltstone.manage.verb import PackedRequest, Role, Verb, parse
 from siltstone.manage.wire import LINE_MAX, Packed, decode_error, encode_line
 
 CONTROL: Final = "control.sock"
@@ -126,10 +126,11 @@ class RunningBroker:
         answer = self.ask(
             verb.name,
             request.model_dump(exclude_defaults=True),
+            request.payload if isinstance(request, PackedRequest) else b"",
             changes=verb.role is not Role.READ,
             timeout=timeout,
         )
-        return parse(verb.response, answer.value)
+        return parse(verb.response, answer.value, answer.payload)
 
 
 def find_broker(data: PurePath) -> RunningBroker | None:

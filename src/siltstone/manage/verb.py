@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from siltstone.errors import UsageError
 from siltstone.store.database import Database
@@ -49,6 +49,18 @@ class Response(BaseModel):
     """The fields of a response. A newer broker may send more than a command knows."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class PackedRequest(Request):
+    """A request that is followed by bytes."""
+
+    payload: bytes = Field(default=b"", exclude=True)
+
+
+class PackedResponse(Response):
+    """A response that is followed by bytes."""
+
+    payload: bytes = Field(default=b"", exclude=True)
 
 
 class Nothing(BaseModel):
@@ -101,12 +113,14 @@ class Verb:
     role: Role
     where: Where
     run: Callable[[Host, Any], Any] | None = None
-    # Whether the request or the response is followed by bytes.
-    has_payload: bool = False
 
 
-def parse(model: type[M], fields: Mapping[str, Any]) -> M:
+def parse(model: type[M], fields: Any, payload: bytes = b"") -> M:
     """Check the fields of a request or response. Raises: UsageError that names the field."""
+    if issubclass(model, PackedRequest | PackedResponse) and isinstance(fields, dict):
+        fields = fields | {"payload": payload}
+    elif payload:
+        raise UsageError(f"the request takes no bytes after its line: bytes={len(payload)}")
     try:
         return model.model_validate(fields)
     except ValidationError as exc:

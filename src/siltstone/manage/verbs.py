@@ -9,10 +9,14 @@ from pydantic import BaseModel
 
 from siltstone.errors import UsageError
 from siltstone.manage.databases import DATABASE_VERBS
+from siltstone.manage.keyvalues import KEYVALUE_VERBS
+from siltstone.manage.rows import ROW_VERBS
 from siltstone.manage.sessions import SESSION_VERBS
 from siltstone.manage.verb import Host, Verb
 
-VERBS: Final[Mapping[str, Verb]] = {verb.name: verb for verb in (*DATABASE_VERBS, *SESSION_VERBS)}
+VERBS: Final[Mapping[str, Verb]] = {
+    verb.name: verb for verb in (*DATABASE_VERBS, *ROW_VERBS, *KEYVALUE_VERBS, *SESSION_VERBS)
+}
 
 
 def run_verb(host: Host, name: str, request: BaseModel) -> Any:

@@ -33,9 +33,14 @@ from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import log
 from siltstone.manage.running import CONTROL
 from siltstone.manage.sessions import MoveGroup, MoveSession, NameGroup, NameSession
-from siltstone.manage.verb import Host, Nothing, Role, parse
+from siltstone.manage.transactions import (
+    TRANSACTION_VERBS,
+    ConnectionTransactions,
+    TransactionThreads,
+)
+from siltstone.manage.verb import Host, Nothing, PackedResponse, Role, Verb, parse
 from siltstone.manage.verbs import VERBS, run_verb
-from siltstone.manage.wire import LINE_MAX, encode_error, encode_line
+from siltstone.manage.wire import LINE_MAX, PAYLOAD_MAX, encode_error, encode_line
 from siltstone.mqtt.reason import Reason
 from siltstone.session.archive.keys import group_id, group_parts
 from siltstone.session.archive.move import Timeline, find_place, move_group, move_session
@@ -45,6 +50,8 @@ from siltstone.session.archive.owned.session import OwnedSession
 _MODE: Final = 0o600
 # Verbs that wait for the disk at the same time.
 _THREADS: Final = 4
+# Requests with more than a line of bytes that are in memory at the same time.
+_LARGE_MAX: Final = 4
 _SAVE_SECONDS: Final = 30.0
 # How long a request waits for its turn.
 _TURN_SECONDS: Final = 10.0
@@ -53,6 +60,7 @@ _LOG: Final = logging.getLogger("siltstone.control")
 Answer = Awaitable[object]
 # Takes the request of a verb.
 Deed = Callable[[Any], Answer]
+ReadPayload = Callable[[int], Awaitable[bytes]]
 T = TypeVar("T")
 
 
@@ -64,8 +72,9 @@ class Visit:
     reclaimed.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, threads: TransactionThreads | None = None) -> None:
         self._broker = broker
+        self.transactions = None if threads is None else ConnectionTransactions(threads)
         self._standstill: Standstill | None = None
         self._unpin: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -91,8 +100,10 @@ class Visit:
         return self._unpin is not None
 
     def end(self) -> None:
-        """Release the hold and the pin."""
+        """Release the hold, the pin and the transaction."""
         self.release()
+        if self.transactions is not None:
+            self.transactions.end()
         if self._unpin is not None:
             self._unpin()
 
@@ -117,16 +128,23 @@ class ControlOperations:
         self._host = host
         # Functions of the broker that follow a verb, on the loop.
         self.afterwards: Mapping[str, Callable[[Any], None]] = {}
+        self._transactions = None if host is None else TransactionThreads(host)
         self._slots = asyncio.Semaphore(_THREADS)
+        self._large = asyncio.Semaphore(_LARGE_MAX)
         self._threads = ThreadPoolExecutor(_THREADS, "siltstone-manage")
         self._is_ending = False
 
     def visit(self) -> Visit:
         """Return the state of a new connection."""
-        return Visit(self._broker)
+        return Visit(self._broker, self._transactions)
 
-    async def answer(self, line: bytes, visit: Visit | None = None) -> bytes:
-        """Execute a request; return the answer."""
+    async def answer(
+        self, line: bytes, visit: Visit | None = None, read: ReadPayload | None = None
+    ) -> bytes:
+        """Execute a request; return the answer. `read` returns the bytes after the line.
+
+        Raises: ConnectionError if nothing after the line can be read.
+        """
         try:
             request = json.loads(line)
             if visit is not None and request == {"do": "hold"}:
@@ -135,7 +153,16 @@ class ControlOperations:
                 return encode_line({"ok": visit.release()})
             if visit is not None and request == {"do": "pin"}:
                 return encode_line({"ok": await visit.pin()})
-            return encode_line({"ok": await self._execute(request)})
+            fields = dict(request) if isinstance(request, dict) else {}
+            size = fields.pop("bytes", 0)
+            if size == 0 or read is None:
+                return await self._execute(fields, b"", visit)
+            if type(size) is not int or not 0 < size <= PAYLOAD_MAX:
+                raise ConnectionError("the number of bytes after the line is invalid")
+            if size <= LINE_MAX:
+                return await self._execute(fields, await read(size), visit)
+            async with self._large:
+                return await self._execute(fields, await read(size), visit)
         except RecursionError:
             return encode_error(UsageError("the request is nested too deeply"))
         except ValueError as exc:
@@ -143,29 +170,41 @@ class ControlOperations:
         except SiltstoneError as exc:
             return encode_error(exc)
 
-    async def _execute(self, request: object) -> object:
-        """Run the verb of a request; return its response for JSON. Raises: SiltstoneError."""
-        fields = dict(request) if isinstance(request, dict) else {}
+    async def _execute(self, fields: dict[str, Any], payload: bytes, visit: Visit | None) -> bytes:
+        """Run the verb of a request; return the answer. Raises: SiltstoneError."""
         name = str(fields.pop("do", ""))
         verb = VERBS.get(name)
-        deed = self._deeds.get(name)
-        if verb is None or (deed is None and (verb.run is None or self._host is None)):
+        run = None if verb is None else self._runner(verb, visit)
+        if verb is None or run is None:
             raise UsageError(
                 "the broker does not know this request: broker and command must have the "
                 "same version"
             )
         if self._is_ending:
             raise RetryError("the broker is stopping, try again")
-        parsed = parse(verb.request, fields)
-        if deed is not None:
-            return _plain(await deed(parsed))
-        assert self._host is not None
-        found = await self._in_thread(partial(run_verb, self._host, name, parsed))
-        if name in self.afterwards:
-            self.afterwards[name](parsed)
+        parsed = parse(verb.request, fields, payload)
+        return _encoded(await run(parsed))
+
+    def _runner(self, verb: Verb, visit: Visit | None) -> Deed | None:
+        """Return the function for a verb; None if this broker has none."""
+        if verb.name in self._deeds:
+            return self._deeds[verb.name]
+        transactions = None if visit is None else visit.transactions
+        if transactions is not None and verb.name in TRANSACTION_VERBS:
+            return partial(transactions.answer, verb.name)
+        if verb.run is None or self._host is None:
+            return None
+        return partial(self._run, verb, self._host)
+
+    async def _run(self, verb: Verb, host: Host, request: BaseModel) -> object:
+        """Run a verb on a thread."""
+        found = await self._in_thread(partial(run_verb, host, verb.name, request))
+        if verb.name in self.afterwards:
+            self.afterwards[verb.name](request)
         if verb.role is Role.MANAGE:
-            log(_LOG, logging.WARNING, "store_managed", verb=name, request=parsed.model_dump())
-        return _plain(found)
+            fields = request.model_dump()
+            log(_LOG, logging.WARNING, "store_managed", verb=verb.name, request=fields)
+        return found
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         async with self._slots:
@@ -181,8 +220,14 @@ class ControlOperations:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _plain(response: object) -> object:
-    return response.model_dump() if isinstance(response, BaseModel) else response
+def _encoded(response: object) -> bytes:
+    if not isinstance(response, BaseModel):
+        return encode_line({"ok": response})
+    payload = response.payload if isinstance(response, PackedResponse) else b""
+    answer: dict[str, Any] = {"ok": response.model_dump()}
+    if payload:
+        answer["bytes"] = len(payload)
+    return encode_line(answer) + payload
 
 
 def deeds_in_memory() -> dict[str, Deed]:
@@ -479,6 +524,10 @@ async def _serve(
     idle_timeout: float,
 ) -> None:
     visit = control.visit()
+
+    async def read(size: int) -> bytes:
+        return await asyncio.wait_for(reader.readexactly(size), idle_timeout)
+
     try:
         # A backup that has a pin sends no further request until it is written.
         while line := await asyncio.wait_for(
@@ -487,9 +536,9 @@ async def _serve(
             if not line.endswith(b"\n"):
                 # The peer disconnected in the middle of a request.
                 break
-            writer.write(await control.answer(line, visit))
+            writer.write(await control.answer(line, visit, read))
             await asyncio.wait_for(writer.drain(), idle_timeout)
-    except (ConnectionError, ValueError, TimeoutError):
+    except (ConnectionError, EOFError, ValueError, TimeoutError):
         # The peer disconnected, sent a line that is too long, or was idle.
         pass
     finally:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 from siltstone.broker.broker import Broker
+from siltstone.broker.control.announced_rows import announce_rows
 from siltstone.broker.control.clock_watch import ClockWatch
 from siltstone.broker.control.reclaimer import Reclaimer
 from siltstone.broker.control.socket import (
@@ -183,7 +184,11 @@ def _host(store: Store, broker: Broker) -> Host:
         )
 
         uses[TOPIC_LOGS] = "the running broker stores topic logs in it"
-    return Host(store=store, uses=uses)
+    return Host(
+        store=store,
+        uses=uses,
+        announce=partial(announce_rows, broker, settings.storage.database),
+    )
 
 
 def _reclaim_if_set(store: Store, broker: Broker, request: ConfigureDatabase) -> None:
