@@ -189,8 +189,8 @@ def test_a_load_with_a_name_is_stored_once_with_and_without_a_broker(
     rows = tmp_path / "rows.jsonl"
     rows.write_text("\n".join(json.dumps({"topic": "t", "value": n}) for n in range(50)))
     command("db", "create", "sensors", *SMALL)
-    load = ("append", "sensors", str(rows), "--producer", "load-1", "--batch", "20")
-    load = (*load, "--durability", durability)
+    load = ["append", "sensors", str(rows), "--producer", "load-1", "--batch", "20"]
+    load += ["--durability", durability]
     assert command.document(*load)["duplicates"] == 0
     assert command.document(*load)["duplicates"] == 50
     broker.stop()
@@ -241,3 +241,23 @@ def test_a_keyvalue_database_lives_in_a_running_broker(
 )
 def test_positions_of_sessions_are_not_changed(command: Commands, args: tuple[str, ...]) -> None:
     assert "holds the positions of sessions" in command("kv", *args, status=2)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("sessions", "drop", "c1", "--yes"),
+        ("sessions", "move", "c1", "--to", "latest"),
+        ("groups", "drop", "$share/g/t", "--yes"),
+    ],
+    ids=" ".join,
+)
+def test_a_directory_of_snapshots_gets_no_archive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...]
+) -> None:
+    settings = {"persistence": "snapshot"}
+    with broker_process(tmp_path / "data", settings=settings) as broker:
+        broker.stop()
+        before = sorted(broker.data.rglob("*"))
+        assert "has no durable sessions" in Commands(broker.data, capsys)(*args, status=2)
+        assert sorted(broker.data.rglob("*")) == before

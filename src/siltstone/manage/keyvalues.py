@@ -146,6 +146,7 @@ class Rows(PackedResponse):
     """
 
     shard: int
+    generation: int
     rows: list[tuple[str, int, int, int]]
     more: bool
 

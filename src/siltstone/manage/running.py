@@ -68,6 +68,20 @@ class RunningBroker:
         """Whether the connection has ended; a failed request ends it."""
         return self._answers.closed
 
+    def is_stale(self) -> bool:
+        """Return whether the connection has ended while it was not used."""
+        if self.closed:
+            return True
+        try:
+            # The broker sends nothing without a request, so this is the end or an error.
+            self._socket.settimeout(0.0)
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
     def close(self) -> None:
         """End the connection; the broker releases what it holds for it."""
         self._answers.close()

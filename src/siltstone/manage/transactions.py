@@ -161,6 +161,7 @@ class ConnectionTransactions:
         more = len(found) == _ROWS_MAX or size_bytes >= _BYTES_MAX
         return Rows(
             shard=found[0].shard if found else 0,
+            generation=self._opened().generation,
             rows=[(row.topic, row.timestamp_us, row.stream, len(row.value)) for row in found],
             more=more,
             payload=b"".join(row.value for row in found),

@@ -133,7 +133,7 @@ _EXTRA: Final = "extra_forbidden"
 
 def _complaint(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"] if isinstance(part, str | int))
+    place = ".".join(map(str, first["loc"]))
     if first["type"] == _LACKS:
         return f"the request lacks {place!r}"
     if first["type"] == _EXTRA:

@@ -113,7 +113,7 @@ class ClockWatch:
         # Corrects sessions and groups whose times are in the future (`Control.come_back`). None
         # without durable sessions.
         self.come_back: Callable[[], Awaitable[int]] | None = None
-        self.deeds = {
+        self.deeds: Mapping[str, Callable[[Any], Awaitable[object]]] = {
             "clock-status": self.status,
             "clock-confirm": self.confirm,
             "clock-reset": self.reset,

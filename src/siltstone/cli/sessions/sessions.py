@@ -94,6 +94,9 @@ def looking(data: Path, database: str | None) -> Iterator[tuple[ArchiveView, Sto
 def changing(data: Path, database: str | None) -> Iterator[tuple[SessionArchive, Store]]:
     """Open the archive for writing when no broker runs. Raises: UsageError, LockedError."""
     with open_writing(data) as store:
+        # A broker with persistence = "snapshot" has no archive; it must not get one.
+        if COMMITS not in store.keyvalue_places():
+            raise UsageError(f"{data} has no durable sessions")
         keyvalue = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
         origin = None if database is None else store.database(database).origin
         yield SessionArchive(keyvalue, SystemClock(), origin), store

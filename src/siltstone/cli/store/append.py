@@ -92,7 +92,7 @@ class Answered:
         return self
 
 
-class RunningDatabase:
+class BrokerTarget:
     """A database of a running broker, as far as a load needs it."""
 
     def __init__(self, broker: RunningBroker, name: str) -> None:
@@ -119,7 +119,7 @@ class RunningDatabase:
 
 
 def load(
-    database: Database | RunningDatabase,
+    database: Database | BrokerTarget,
     groups: Iterable[Columns],
     done: Load,
     *,
@@ -246,7 +246,7 @@ def append(
     bad = BadLines() if skip_bad else None
     done = Load()
 
-    def append_to(database: Database | RunningDatabase) -> float:
+    def append_to(database: Database | BrokerTarget) -> float:
         with (
             _opened(source) as file,
             closing(read_csv(file) if chosen is Format.CSV else read_json_lines(file)) as records,
@@ -273,7 +273,7 @@ def append(
         # Refuse a misspelled name before the input is read, whether a broker runs or not.
         store.database(name)
     seconds = broker_or_here(
-        data, lambda broker: append_to(RunningDatabase(broker, name)), append_here
+        data, lambda broker: append_to(BrokerTarget(broker, name)), append_here
     )
     _report(done, bad or BadLines(), seconds, json)
 
