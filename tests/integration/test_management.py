@@ -261,3 +261,18 @@ def test_a_directory_of_snapshots_gets_no_archive(
         before = sorted(broker.data.rglob("*"))
         assert "has no durable sessions" in Commands(broker.data, capsys)(*args, status=2)
         assert sorted(broker.data.rglob("*")) == before
+
+
+def test_reclaim_begins_when_it_is_set_in_a_running_broker(
+    broker: BrokerProcess, command: Commands
+) -> None:
+    with connected(broker.port, "a") as client:
+        client.publish("t/1", b"1")
+    command("seal", "messages")
+    command("db", "set", "messages", "reclaim=delivered")
+    dropped = broker.wait_for("slab_dropped")
+    assert (dropped["database"], dropped["slab"], dropped["why"]) == (
+        "messages",
+        "0/1",
+        "delivered",
+    )
