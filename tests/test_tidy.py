@@ -361,7 +361,8 @@ def docstring(value: type | FunctionType) -> str | None:
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == value.__name__
     ]
-    return ast.get_docstring(found[0])
+    # An overloaded function has its docstring in the last definition.
+    return ast.get_docstring(found[-1])
 
 
 def test_every_public_name_is_documented() -> None:

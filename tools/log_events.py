@@ -165,6 +165,8 @@ MEANINGS: Final = {
     "storage_settings_ignored": "`[storage]` differs from the settings of the existing database, "
     "which stay in use; `command` changes them.",
     "store_close_failed": "The store could not be closed after a failure.",
+    "store_managed": "A command or a program changed the store: a database, its settings or its "
+    "slabs.",
     "store_failed": "The store has failed, for example a sync, and the broker stops.",
     "times_restarted": "A command let new rows of a database have the time of the clock again.",
     "topic_logs_damaged": "The topic logs are damaged, so the broker runs without them.",

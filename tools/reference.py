@@ -30,7 +30,8 @@ TOPICS: Final = {
     "Key-value databases": "KeyValueDatabase KeyValueSettings Transaction CommitTicket Committed "
     "KeyIterator KeyRead OwnedMaps OwnedMap count_in COMMIT_SERIAL LATEST MONOTONIC "
     "OWNED_MAP_SETTINGS",
-    "Other machines": "connect Connection",
+    "Other processes and machines": "connect RunningStore RunningDatabase RunningKeyValue "
+    "RunningTransaction Connection",
     "Errors": "SiltstoneError RetryError ConflictError OverloadedError OutcomeUnknownError "
     "UsageError InvalidTopicError NotFoundError ExistsError LockedError ClosedError FencedError "
     "PreconditionError Unmet QuotaExceededError StorageFullError SlabDroppedError "
@@ -42,6 +43,7 @@ INTERNAL: Final = {
     "Database": "block_logs choose extents failure feed_source has_stored leave_free may_hold "
     "on_commit refresh reports",
     "KeyValueDatabase": "failure shard_of",
+    "RunningStore": "borrow give_back run",
     "Store": "failure keyvalue_places",
     "Ticket": "resolve",
     "CommitTicket": "settle tell operations",
@@ -171,7 +173,8 @@ def _named(public: str, module: str, name: str) -> Iterator[str]:
     for node in _source(module).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return _class(public, node)
-        if isinstance(node, ast.FunctionDef) and node.name == name:
+        # An overloaded function is described by its last definition.
+        if isinstance(node, ast.FunctionDef) and node.name == name and not node.decorator_list:
             return _function(public, node)
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name:
             return iter([f"### {public}\n\n```text\n{_unwrapped(node)}\n```\n"])

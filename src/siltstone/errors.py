@@ -140,6 +140,7 @@ class DiskError(SiltstoneError):
         super().__init__(f"{operation} failed: {reason}: path={path} errno={errno}")
         self.path = path
         self.operation = operation
+        self.reason = reason
         self.errno = errno
 
 

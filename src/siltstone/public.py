@@ -22,7 +22,14 @@ from siltstone.errors import (
     Unmet,
     UsageError,
 )
-from siltstone.flight.connection import Connection, connect
+from siltstone.flight.connection import Connection
+from siltstone.manage.connection import (
+    RunningDatabase,
+    RunningKeyValue,
+    RunningStore,
+    connect,
+)
+from siltstone.manage.running_transaction import RunningTransaction
 from siltstone.store.database import Database, Read
 from siltstone.store.directory import Store
 from siltstone.store.directory import open_store as open  # noqa: A004 - siltstone.open reads as it should
@@ -87,6 +94,10 @@ __all__ = [
     "Read",
     "RetryError",
     "Row",
+    "RunningDatabase",
+    "RunningKeyValue",
+    "RunningStore",
+    "RunningTransaction",
     "SiltstoneError",
     "SlabDroppedError",
     "SlabId",

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from siltstone.cli.control import ask_broker, is_served
 from siltstone.cli.main import execute
 from siltstone.errors import RetryError, UsageError
+from siltstone.manage.running import ask_broker, is_served
 from siltstone.mqtt.packets import Disconnect, Publish
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.reason import Reason

@@ -41,8 +41,10 @@ class SessionCommands:
     def archive(self) -> Iterator[SessionArchive]:
         """Open the archive as a broker does."""
         with self.siltstone.store() as store:
-            # RocksDB would create this directory.
+            # RocksDB would create this directory and this file.
             create_directories(self.siltstone.fs, DATA / ARCHIVE_NAME)
+            if not self.siltstone.fs.exists(DATA / ARCHIVE_NAME / "CURRENT"):
+                self.siltstone.fs.create(DATA / ARCHIVE_NAME / "CURRENT").close()
             keyvalue = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
             origin = store.ensure(NAME, settings_of()).origin
             yield SessionArchive(keyvalue, self.siltstone.clock, origin)

@@ -29,6 +29,7 @@ from siltstone.broker.broker import Act, Broker
 from siltstone.broker.control.clock_watch import ClockWatch
 from siltstone.broker.control.disk_watch import DiskWatch, retained_free_bytes
 from siltstone.broker.control.recovered import tell_recovered
+from siltstone.broker.control.socket import ControlServer
 from siltstone.broker.control.storage_drift import tell_drift
 from siltstone.broker.control.sys_topics import SysTopics
 from siltstone.broker.listen.admission import STRANGERS_MAX, Admission, clients_within
@@ -246,7 +247,7 @@ class Server:
         self._disk: DiskWatch | None = None
         # Whether Flight calls were still running when the server stopped.
         self.left_calls = False
-        self._control: asyncio.Server | None = None
+        self._control: ControlServer | None = None
         self._topic_logs: TopicLogServer | None = None
         self._stopping = asyncio.Event()
         self._failure: tuple[str, Exception] | None = None
@@ -308,8 +309,7 @@ class Server:
             for listener in self._listeners:
                 await listener.close()
             await self._close_door()
-            if self._control is not None:
-                self._control.close()
+            await self._close_control()
             await self._close_topic_logs()
             for link in links:
                 link.close()
@@ -527,6 +527,12 @@ class Server:
             ended = await loop.run_in_executor(None, door.close, self._settings.drain_timeout)
             self.left_calls = not ended
 
+    async def _close_control(self) -> None:
+        """Accept no more commands; a command that comes now waits for the lock."""
+        control, self._control = self._control, None
+        if control is not None:
+            await control.close(self._settings.drain_timeout)
+
     async def _close_topic_logs(self) -> None:
         server, self._topic_logs = self._topic_logs, None
         if server is not None:
@@ -538,6 +544,7 @@ class Server:
         for listener in self._listeners:
             await listener.close()
         await self._close_door()
+        await self._close_control()
         await self._close_topic_logs()
         for channel in self._channels:
             channel.stop_reading()

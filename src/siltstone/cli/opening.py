@@ -13,6 +13,7 @@ from siltstone.errors import LockedError, NotFoundError, UsageError
 
 # The names of the command in a process list: as a program, and as a module.
 _COMMANDS: Final = frozenset({"siltstone", "siltstone.cli.main"})
+_BROKER: Final = "siltstone serve"
 
 
 def open_reading(data: Path) -> siltstone.Store:
@@ -55,17 +56,31 @@ def holder_named(data: Path) -> Iterator[None]:
         ) from exc
 
 
+def is_held_by_broker(data: Path) -> bool:
+    """Return whether a broker has a data directory open for writing; also one that starts or stops
+    and does not accept commands.
+    """
+    found = _found_holder(data)
+    return found is not None and found[1] == _BROKER
+
+
 def _holder(data: Path) -> str:
     """Return a description of the process that has a data directory open for writing."""
+    found = _found_holder(data)
+    return "another process" if found is None else f"process {found[0]} ({printable(found[1])})"
+
+
+def _found_holder(data: Path) -> tuple[str, str] | None:
+    """Return the id and the command of the process that has a data directory open for writing."""
     try:
         pid = (data / "LOCK").read_text("ascii").strip()
         words = Path("/proc", pid, "cmdline").read_bytes().decode(errors="replace").split("\0")
     except (OSError, ValueError):
-        return "another process"
+        return None
     names = [Path(word).name for word in words]
     command = next((at for at, name in enumerate(names) if name in _COMMANDS), None)
     called = names[0] if command is None else f"siltstone {names[command + 1]}"
-    return f"process {pid} ({printable(called.strip())})"
+    return pid, called.strip()
 
 
 def note_recovery(database: siltstone.Database) -> None:

@@ -34,7 +34,25 @@ def append_rows(
     """
     columns = store_columns(rows)
     check_writable(columns.topics, visitor)
-    ticket = database.append(columns, durability=durability, producer=producer)
+    return append_columns(
+        database, columns, announce=announce, durability=durability, producer=producer
+    )
+
+
+def append_columns(
+    database: Database,
+    columns: Columns,
+    *,
+    announce: Announce,
+    durability: Durability = "synced",
+    producer: tuple[str, int] | None = None,
+    timeout: float | None = None,
+) -> Ticket:
+    """Append rows, and announce those that were not stored before.
+
+    Raises: the errors of `Database.append`.
+    """
+    ticket = database.append(columns, durability=durability, producer=producer, timeout=timeout)
 
     def tell(done: Ticket) -> None:
         if done.error is None:

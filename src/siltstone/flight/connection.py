@@ -168,7 +168,7 @@ class Connection:
         )
 
 
-def connect(
+def connect_node(
     url: str,
     *,
     username: str = "",

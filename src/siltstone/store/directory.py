@@ -269,11 +269,14 @@ class Store:
             self._fs.sync_directory(directory)
             self._clear_remains(directory)
 
-    def keyvalue(self, name: str, settings: KeyValueSettings | None = None) -> KeyValueDatabase:
+    def keyvalue(
+        self, name: str, settings: KeyValueSettings | None = None, *, create: bool = True
+    ) -> KeyValueDatabase:
         """Open a key-value database, or create it; an existing one keeps its settings, and
         `commits` has settings of its own.
 
-        Raises: UsageError, also if the store is read-only; CorruptionError.
+        Raises: NotFoundError if it does not exist and `create` is off; UsageError, also if the
+        store is read-only; CorruptionError.
         """
         with self._mutex:
             self._check_writable()
@@ -283,6 +286,11 @@ class Store:
             known = self._keyvalues.get(name)
             if known is None or known.closed:
                 _check_name(name)
+                if not create and name != COMMITS and name not in self.keyvalue_names():
+                    raise NotFoundError(
+                        f"key-value database {name!r} does not exist in {self.path} (databases: "
+                        f"{', '.join(self.keyvalue_names()) or 'none'})"
+                    )
                 directory = self.path / "kv" / name
                 if name == COMMITS:
                     directory, settings = self.path / COMMITS, COMMITS_SETTINGS

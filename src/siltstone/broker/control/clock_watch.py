@@ -18,6 +18,8 @@ from siltstone.broker.retained.management import STEP, until_stored
 from siltstone.clock import Clock, ClockState, GuardedClock
 from siltstone.errors import ClosedError, SiltstoneError, UsageError
 from siltstone.logs import log
+from siltstone.manage.sessions import NameClock
+from siltstone.manage.verb import Nothing
 from siltstone.store.directory import Store
 
 AHEAD: Final = (
@@ -111,7 +113,7 @@ class ClockWatch:
         # Corrects sessions and groups whose times are in the future (`Control.come_back`). None
         # without durable sessions.
         self.come_back: Callable[[], Awaitable[int]] | None = None
-        self.deeds = {
+        self.deeds: Mapping[str, Callable[[Any], Awaitable[object]]] = {
             "clock-status": self.status,
             "clock-confirm": self.confirm,
             "clock-reset": self.reset,
@@ -135,12 +137,12 @@ class ClockWatch:
         if self._returning is not None:
             self._returning.cancel()
 
-    async def status(self, _: Mapping[str, Any]) -> dict[str, object]:
+    async def status(self, _: Nothing) -> dict[str, object]:
         """Return the state of the clock."""
         clock = self._guarded()
         return clock_document(clock.state(), self._store.newest_us(), clock.jump_us)
 
-    async def confirm(self, request: Mapping[str, Any]) -> dict[str, object]:
+    async def confirm(self, request: Nothing) -> dict[str, object]:
         """Trust the clock of the machine from now on; return the new state."""
         clock = self._guarded()
         before = clock.state()
@@ -156,10 +158,10 @@ class ClockWatch:
         await self._note()
         return await self.status(request)
 
-    async def reset(self, request: Mapping[str, Any]) -> int:
+    async def reset(self, request: NameClock) -> int:
         """Use the time of the clock for new rows of a database; return the number of shards."""
         clock = self._guarded()
-        name = str(request["database"])
+        name = request.database
         refuse_held(clock.state())
         shards: int = await self._in_thread(lambda: self._store.database(name).restart_times())
         log(_LOG, logging.WARNING, "times_restarted", database=name, shards=shards)

@@ -159,7 +159,8 @@ class Reclaimer:
         self._again(_LOOK_SECONDS)
 
     def _look_now(self) -> None:
-        if not self._pins.is_free(self._pins.taken):
+        is_set = self._database.settings.reclaim == "delivered"
+        if not is_set or not self._pins.is_free(self._pins.taken):
             self._again(_LOOK_SECONDS)
             return
         self._ask(self._database.reclaimable, self._begin)

@@ -1,7 +1,11 @@
-"""The control socket of a broker, in its data directory, for requests of operators.
+"""The control socket of a broker, in its data directory, for requests of operators and programs.
 
-A request is one line of JSON, `{"do": name, …}`. The answer is one line too, `{"ok": …}` or
-`{"error": text}`. Only the user of the broker (and root) can use the socket: its mode is 0600.
+A request is one line of JSON, `{"do": name, …}`, with the name of a verb. The answer is one line
+too, `{"ok": …}` or `{"error": text}`; `manage/wire.py` has the details. Only the user of the broker
+(and root) can use the socket: its mode is 0600.
+
+Verbs that change what the broker has in memory run on the loop, by a function of the broker. All
+other verbs run on a few threads, because they wait for the disk.
 """
 
 from __future__ import annotations
@@ -11,10 +15,13 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import PurePath
 from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel
 
 from siltstone.broker.broker import Broker
 from siltstone.broker.sessions.durables import Durables
@@ -24,22 +31,36 @@ from siltstone.broker.snapshots.standstill import STANDSTILL_SECONDS, Standstill
 from siltstone.errors import NotFoundError, RetryError, SiltstoneError, UsageError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import log
+from siltstone.manage.running import CONTROL
+from siltstone.manage.sessions import MoveGroup, MoveSession, NameGroup, NameSession
+from siltstone.manage.transactions import (
+    TRANSACTION_VERBS,
+    ConnectionTransactions,
+    TransactionThreads,
+)
+from siltstone.manage.verb import Host, Nothing, PackedResponse, Role, Verb, parse
+from siltstone.manage.verbs import VERBS, run_verb
+from siltstone.manage.wire import LINE_MAX, PAYLOAD_MAX, encode_error, encode_line
 from siltstone.mqtt.reason import Reason
 from siltstone.session.archive.keys import group_id, group_parts
-from siltstone.session.archive.move import Place, Timeline, find_place, move_group, move_session
+from siltstone.session.archive.move import Timeline, find_place, move_group, move_session
 from siltstone.session.archive.owned.group import OwnedGroup
 from siltstone.session.archive.owned.session import OwnedSession
 
-CONTROL: Final = "control.sock"
 _MODE: Final = 0o600
-_LINE_MAX: Final = 1 << 20
+# Verbs that wait for the disk at the same time.
+_THREADS: Final = 4
+# Requests with more than a line of bytes that are in memory at the same time.
+_LARGE_MAX: Final = 4
 _SAVE_SECONDS: Final = 30.0
 # How long a request waits for its turn.
 _TURN_SECONDS: Final = 10.0
 _LOG: Final = logging.getLogger("siltstone.control")
 
 Answer = Awaitable[object]
-Deed = Callable[[Mapping[str, Any]], Answer]
+# Takes the request of a verb.
+Deed = Callable[[Any], Answer]
+ReadPayload = Callable[[int], Awaitable[bytes]]
 T = TypeVar("T")
 
 
@@ -51,8 +72,9 @@ class Visit:
     reclaimed.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, threads: TransactionThreads | None = None) -> None:
         self._broker = broker
+        self.transactions = None if threads is None else ConnectionTransactions(threads)
         self._standstill: Standstill | None = None
         self._unpin: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -78,8 +100,10 @@ class Visit:
         return self._unpin is not None
 
     def end(self) -> None:
-        """Release the hold and the pin."""
+        """Release the hold, the pin and the transaction."""
         self.release()
+        if self.transactions is not None:
+            self.transactions.end()
         if self._unpin is not None:
             self._unpin()
 
@@ -93,43 +117,117 @@ class Visit:
 
 
 class ControlOperations:
-    """Answers requests; each calls the function of its name."""
+    """Answers requests: by a function of the broker, or by the verb itself on a thread.
 
-    def __init__(self, broker: Broker, deeds: Mapping[str, Deed]) -> None:
+    At most `_THREADS` verbs run on threads at a time; the others wait for their turn.
+    """
+
+    def __init__(self, broker: Broker, deeds: Mapping[str, Deed], host: Host | None = None) -> None:
         self._broker = broker
         self._deeds = deeds
+        self._host = host
+        # Functions of the broker that follow a verb, on the loop.
+        self.afterwards: Mapping[str, Callable[[Any], None]] = {}
+        self._transactions = None if host is None else TransactionThreads(host)
+        self._slots = asyncio.Semaphore(_THREADS)
+        self._large = asyncio.Semaphore(_LARGE_MAX)
+        self._threads = ThreadPoolExecutor(_THREADS, "siltstone-manage")
+        self._is_ending = False
 
     def visit(self) -> Visit:
         """Return the state of a new connection."""
-        return Visit(self._broker)
+        return Visit(self._broker, self._transactions)
 
-    async def answer(self, line: bytes, visit: Visit | None = None) -> bytes:
-        """Execute a request; return the answer."""
+    async def answer(
+        self, line: bytes, visit: Visit | None = None, read: ReadPayload | None = None
+    ) -> bytes:
+        """Execute a request; return the answer. `read` returns the bytes after the line.
+
+        Raises: ConnectionError if nothing after the line can be read.
+        """
         try:
             request = json.loads(line)
             if visit is not None and request == {"do": "hold"}:
-                return _encoded({"ok": await visit.hold()})
+                return encode_line({"ok": await visit.hold()})
             if visit is not None and request == {"do": "release"}:
-                return _encoded({"ok": visit.release()})
+                return encode_line({"ok": visit.release()})
             if visit is not None and request == {"do": "pin"}:
-                return _encoded({"ok": await visit.pin()})
-            deed = self._deeds.get(str(request.get("do"))) if isinstance(request, dict) else None
-            if deed is None:
-                raise UsageError(
-                    "the broker does not know this request: broker and command must have the "
-                    "same version"
-                )
-            result: dict[str, object] = {"ok": await deed(request)}
-        except KeyError as exc:
-            result = {"error": f"the request lacks {exc}"}
+                return encode_line({"ok": await visit.pin()})
+            fields = dict(request) if isinstance(request, dict) else {}
+            size = fields.pop("bytes", 0)
+            if size == 0 or read is None:
+                return await self._execute(fields, b"", visit)
+            if type(size) is not int or not 0 < size <= PAYLOAD_MAX:
+                raise ConnectionError("the number of bytes after the line is invalid")
+            if size <= LINE_MAX:
+                return await self._execute(fields, await read(size), visit)
+            async with self._large:
+                return await self._execute(fields, await read(size), visit)
         except RecursionError:
-            result = {"error": "the request is nested too deeply"}
-        except (UsageError, ValueError) as exc:
-            result = {"error": str(exc)}
+            return encode_error(UsageError("the request is nested too deeply"))
+        except ValueError as exc:
+            return encode_error(UsageError(str(exc)))
         except SiltstoneError as exc:
-            # The request was valid: the command may send it again.
-            result = {"error": str(exc), "failed": True}
-        return _encoded(result)
+            return encode_error(exc)
+
+    async def _execute(self, fields: dict[str, Any], payload: bytes, visit: Visit | None) -> bytes:
+        """Run the verb of a request; return the answer. Raises: SiltstoneError."""
+        name = str(fields.pop("do", ""))
+        verb = VERBS.get(name)
+        run = None if verb is None else self._runner(verb, visit)
+        if verb is None or run is None:
+            raise UsageError(
+                "the broker does not know this request: broker and command must have the "
+                "same version"
+            )
+        if self._is_ending:
+            raise RetryError("the broker is stopping, try again")
+        parsed = parse(verb.request, fields, payload)
+        return _encoded(await run(parsed))
+
+    def _runner(self, verb: Verb, visit: Visit | None) -> Deed | None:
+        """Return the function for a verb; None if this broker has none."""
+        if verb.name in self._deeds:
+            return self._deeds[verb.name]
+        transactions = None if visit is None else visit.transactions
+        if transactions is not None and verb.name in TRANSACTION_VERBS:
+            return partial(transactions.answer, verb.name)
+        if verb.run is None or self._host is None:
+            return None
+        return partial(self._run, verb, self._host)
+
+    async def _run(self, verb: Verb, host: Host, request: BaseModel) -> object:
+        """Run a verb on a thread."""
+        found = await self._in_thread(partial(run_verb, host, verb.name, request))
+        if verb.name in self.afterwards:
+            self.afterwards[verb.name](request)
+        if verb.role is Role.MANAGE:
+            fields = request.model_dump()
+            log(_LOG, logging.WARNING, "store_managed", verb=verb.name, request=fields)
+        return found
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        async with self._slots:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def end(self, seconds: float) -> None:
+        """Refuse new requests, and wait for the verbs that run."""
+        self._is_ending = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for _ in range(_THREADS):
+                    await self._slots.acquire()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _encoded(response: object) -> bytes:
+    if not isinstance(response, BaseModel):
+        return encode_line({"ok": response})
+    payload = response.payload if isinstance(response, PackedResponse) else b""
+    answer: dict[str, Any] = {"ok": response.model_dump()}
+    if payload:
+        answer["bytes"] = len(payload)
+    return encode_line(answer) + payload
 
 
 def deeds_in_memory() -> dict[str, Deed]:
@@ -137,7 +235,7 @@ def deeds_in_memory() -> dict[str, Deed]:
     return dict.fromkeys(("kick", "drop", "move", "move-group", "drop-group", "groups"), _refuse)
 
 
-async def _refuse(_: Mapping[str, Any]) -> bool:
+async def _refuse(_: object) -> bool:
     raise UsageError(
         "this broker has its sessions and share groups only in memory, where commands cannot reach "
         'them; sessions.durable = true with persistence = "store" stores them'
@@ -170,9 +268,9 @@ class Control:
             "groups": self._list_groups,
         }
 
-    async def _kick(self, request: Mapping[str, Any]) -> bool:
+    async def _kick(self, request: NameSession) -> bool:
         """End the connection of a client; return whether there was one."""
-        return self._end(str(request["client_id"]))
+        return self._end(request.client_id)
 
     def _end(self, client_id: str) -> bool:
         client = self._broker.clients.get(client_id)
@@ -180,9 +278,9 @@ class Control:
             client.end(Reason.ADMINISTRATIVE_ACTION)
         return client is not None
 
-    async def _drop(self, request: Mapping[str, Any]) -> bool:
+    async def _drop(self, request: NameSession) -> bool:
         """Delete a session; return whether there was one."""
-        client_id = str(request["client_id"])
+        client_id = request.client_id
         is_connected = self._end(client_id)
         async with self._turn(client_id):
             if client_id in self._broker.clients:
@@ -202,10 +300,10 @@ class Control:
         log(_LOG, logging.WARNING, "session_dropped", client_id=client_id)
         return True
 
-    async def _move(self, request: Mapping[str, Any]) -> bool:
+    async def _move(self, request: MoveSession) -> bool:
         """Move a session to another position; a connected client is disconnected."""
-        client_id = str(request["client_id"])
-        place = _place_of(request)
+        client_id = request.client_id
+        place = request.to
         self._end(client_id)
         async with self._turn(client_id), self._pinned():
             if client_id in self._broker.clients:
@@ -219,11 +317,11 @@ class Control:
         log(_LOG, logging.WARNING, "session_moved", client_id=client_id, to=place)
         return True
 
-    async def _move_group(self, request: Mapping[str, Any]) -> bool:
+    async def _move_group(self, request: MoveGroup) -> bool:
         """Move a share group to another position; its members continue there."""
-        text = str(request["group"])
+        text = request.group
         name, topic_filter = group_parts(text)
-        place = _place_of(request)
+        place = request.to
         async with self._turn(text), self._pinned():
             position = await self._in_thread(lambda: find_place(self._source, place))
             saved: asyncio.Future[None] = _future()
@@ -248,9 +346,9 @@ class Control:
         log(_LOG, logging.WARNING, "share_group_moved", group=text, to=place)
         return True
 
-    async def _drop_group(self, request: Mapping[str, Any]) -> bool:
+    async def _drop_group(self, request: NameGroup) -> bool:
         """Delete a share group without connected members; return whether there was one."""
-        text = str(request["group"])
+        text = request.group
         name, topic_filter = group_parts(text)
         async with self._turn(text):
             group = self._groups.groups.get(text)
@@ -268,7 +366,7 @@ class Control:
             log(_LOG, logging.WARNING, "share_group_dropped", group=text)
         return owned is not None
 
-    async def _list_groups(self, _: Mapping[str, Any]) -> list[dict[str, object]]:
+    async def _list_groups(self, _: Nothing) -> list[dict[str, object]]:
         """Return the share groups with connected members."""
         return [
             {
@@ -377,16 +475,22 @@ def _future() -> asyncio.Future[T]:
     return asyncio.get_running_loop().create_future()
 
 
-def _place_of(request: Mapping[str, Any]) -> Place:
-    to = request["to"]
-    if to in ("earliest", "latest") or isinstance(to, int):
-        return to  # type: ignore[no-any-return]
-    raise UsageError(f"to must be earliest, latest or a time, got {to!r}")
+class ControlServer:
+    """The open control socket."""
+
+    def __init__(self, server: asyncio.Server, control: ControlOperations) -> None:
+        self._server = server
+        self._control = control
+
+    async def close(self, seconds: float) -> None:
+        """Accept no more requests, and wait for those that run."""
+        self._server.close()
+        await self._control.end(seconds)
 
 
 async def serve_control(
     fs: PosixFileSystem, data: PurePath, control: ControlOperations, idle_timeout: float
-) -> asyncio.Server | None:
+) -> ControlServer | None:
     """Listen in the data directory; None if that fails, for example because its path is too long.
 
     A connection without a request for `idle_timeout` seconds is closed, unless it has a pin.
@@ -405,11 +509,12 @@ async def serve_control(
         log(_LOG, logging.WARNING, "control_socket_failed", path=str(path), error=str(exc))
         sock.close()
         return None
-    return await asyncio.start_unix_server(
+    server = await asyncio.start_unix_server(
         lambda reader, writer: _serve(control, reader, writer, idle_timeout),
         sock=sock,
-        limit=_LINE_MAX,
+        limit=LINE_MAX,
     )
+    return ControlServer(server, control)
 
 
 async def _serve(
@@ -419,20 +524,23 @@ async def _serve(
     idle_timeout: float,
 ) -> None:
     visit = control.visit()
+
+    async def read(size: int) -> bytes:
+        return await asyncio.wait_for(reader.readexactly(size), idle_timeout)
+
     try:
         # A backup that has a pin sends no further request until it is written.
         while line := await asyncio.wait_for(
             reader.readline(), None if visit.has_pin else idle_timeout
         ):
-            writer.write(await control.answer(line, visit))
+            if not line.endswith(b"\n"):
+                # The peer disconnected in the middle of a request.
+                break
+            writer.write(await control.answer(line, visit, read))
             await asyncio.wait_for(writer.drain(), idle_timeout)
-    except (ConnectionError, ValueError, TimeoutError):
+    except (ConnectionError, EOFError, ValueError, TimeoutError):
         # The peer disconnected, sent a line that is too long, or was idle.
         pass
     finally:
         visit.end()
         writer.close()
-
-
-def _encoded(result: dict[str, object]) -> bytes:
-    return json.dumps(result).encode() + b"\n"

@@ -57,7 +57,7 @@ def tell_drift(section: Storage | TopicLogSettings, database: Database, data: st
             logging.WARNING,
             "storage_settings_ignored",
             database=database.name,
-            remedy="stop the broker, then run the command",
+            remedy="run the command; it works while the broker runs",
             command=command_for(changes, database.name, data),
         )
 

@@ -18,8 +18,8 @@ from typing import Final, TypeVar
 
 from siltstone.broker.access.access import Credentials, Identity
 from siltstone.broker.broker import Broker
+from siltstone.broker.control.announced_rows import announce_rows
 from siltstone.broker.listen.tls import server_context
-from siltstone.broker.publish.external_rows import publish_rows
 from siltstone.broker.settings.broker import FlightSettings, ListenerSettings
 from siltstone.clock import Clock, SystemClock
 from siltstone.errors import (
@@ -42,7 +42,6 @@ from siltstone.mqtt.reason import Reason
 from siltstone.scan.ingest.staging import Staging
 from siltstone.scan.node import SOCKET
 from siltstone.store.directory import Store
-from siltstone.store.log.write.partition import Columns
 from siltstone.topic.grammar import TopicFilter
 
 _LOG: Final = logging.getLogger("siltstone.flight")
@@ -141,7 +140,7 @@ def _patiently(serve: Callable[[], FlightServer]) -> FlightServer:
 def open_door(settings: FlightSettings, store: Store, broker: Broker) -> FlightListener:
     """Open the Flight servers of a broker. Raises: UsageError, DiskError."""
     fs = PosixFileSystem()
-    announce = partial(_announce, broker, broker.settings.storage.database)
+    announce = partial(announce_rows, broker, broker.settings.storage.database)
     desk = FlightOperations(fs, store, Commits(Staging(fs, store.path), announce), announce)
     door = FlightListener(settings, desk, BrokerFlightAccess(settings, broker))
     address = settings.address.rpartition(":")[0]
@@ -185,11 +184,6 @@ def read_certificates(settings: FlightSettings) -> Certificates | None:
         key=fs.read(PurePath(settings.key)),
         client_ca=fs.read(PurePath(settings.client_ca)) if settings.client_ca else b"",
     )
-
-
-def _announce(broker: Broker, database: str, name: str, rows: Columns) -> None:
-    if name == database:
-        broker.shell.soon_from_thread(partial(publish_rows, broker, rows))
 
 
 class BrokerFlightAccess:

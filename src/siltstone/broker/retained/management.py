@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from siltstone.broker.broker import RETAIN, Broker
 from siltstone.broker.retained.messages import Exchange, RetainedMessages
 from siltstone.logs import log
+from siltstone.manage.sessions import NameTopics
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import TopicFilter
 
@@ -39,11 +39,11 @@ class RetainedManagement:
         self._broker = broker
         self.deeds = {"clear-retained": self.clear, "count-retained": self.count}
 
-    async def count(self, request: Mapping[str, Any]) -> int:
+    async def count(self, request: NameTopics) -> int:
         """Return how many messages match a filter."""
         return len(self._topics(request))
 
-    async def clear(self, request: Mapping[str, Any]) -> int:
+    async def clear(self, request: NameTopics) -> int:
         """Clear the messages that match a filter; when this is on disk, return their number."""
         topics = self._topics(request)
         cleared = 0
@@ -53,14 +53,14 @@ class RetainedManagement:
             self._broker.log,
             logging.WARNING,
             "retained_messages_cleared",
-            filter=str(request["filter"]),
+            filter=request.filter,
             messages=cleared,
         )
         return cleared
 
-    def _topics(self, request: Mapping[str, Any]) -> list[bytes]:
+    def _topics(self, request: NameTopics) -> list[bytes]:
         """Return the matching topics, without values of the broker itself. Raises: UsageError."""
-        topic_filter = TopicFilter.parse(str(request["filter"]))
+        topic_filter = TopicFilter.parse(request.filter)
         retained = self._broker.retained
         found = retained.find(topic_filter, self._broker.clock.now_us())
         return [message.topic for message in found if retained.is_kept(message.topic)]

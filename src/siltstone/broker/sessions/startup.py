@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from functools import partial
 from typing import Final
 
 from siltstone.broker.broker import Broker
+from siltstone.broker.control.announced_rows import announce_rows
 from siltstone.broker.control.clock_watch import ClockWatch
 from siltstone.broker.control.reclaimer import Reclaimer
 from siltstone.broker.control.socket import (
     Control,
     ControlOperations,
+    ControlServer,
     Deed,
     deeds_in_memory,
     serve_control,
 )
 from siltstone.broker.deliver.feeds import SessionFeeds
+from siltstone.broker.retained.log import LOG_NAME
 from siltstone.broker.retained.management import RetainedManagement
 from siltstone.broker.sessions.deadlines import Deadlines
 from siltstone.broker.sessions.durables import Durables
@@ -26,6 +28,8 @@ from siltstone.broker.snapshots.run import Snapshots
 from siltstone.clock import Clock
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import log
+from siltstone.manage.databases import ConfigureDatabase
+from siltstone.manage.verb import Host
 from siltstone.mqtt.reason import Reason
 from siltstone.session.archive.keys import group_id
 from siltstone.session.archive.store import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
@@ -141,7 +145,7 @@ def _empty_groups(archive: SessionArchive, now_us: int) -> None:
 
 async def open_control(
     fs: PosixFileSystem, store: Store, broker: Broker, snapshots: Snapshots, watch: ClockWatch
-) -> asyncio.Server | None:
+) -> ControlServer | None:
     """Open the control socket."""
     deeds: dict[str, Deed] = {
         "snapshot": snapshots.save_now,
@@ -156,5 +160,41 @@ async def open_control(
         deeds |= control.deeds
     else:
         deeds |= deeds_in_memory()
-    desk = ControlOperations(broker, deeds)
+    desk = ControlOperations(broker, deeds, _host(store, broker))
+    desk.afterwards = {"db-set": partial(_reclaim_if_set, store, broker)}
     return await serve_control(fs, store.path, desk, broker.settings.control_timeout)
+
+
+def _host(store: Store, broker: Broker) -> Host:
+    """Return the store for management verbs, without the parts that the broker needs itself."""
+    settings = broker.settings
+    if settings.persistence == "snapshot":
+        return Host(
+            store=store,
+            creates_none='this broker has persistence = "snapshot", and does not start in a data '
+            "directory with a database",
+        )
+    uses = {
+        settings.storage.database: "the running broker stores messages in it",
+        LOG_NAME: "the running broker stores retained messages in it",
+    }
+    if settings.topiclog.enabled:
+        from siltstone.topiclog.log import (  # noqa: PLC0415 - see broker/server.py
+            DATABASE as TOPIC_LOGS,
+        )
+
+        uses[TOPIC_LOGS] = "the running broker stores topic logs in it"
+    return Host(
+        store=store,
+        uses=uses,
+        announce=partial(announce_rows, broker, settings.storage.database),
+    )
+
+
+def _reclaim_if_set(store: Store, broker: Broker, request: ConfigureDatabase) -> None:
+    """Start the reclaimer when the setting was switched on; without the setting, it rests."""
+    name = broker.settings.storage.database
+    if request.database == name and broker.durables is not None and broker.reclaimer is None:
+        database = store.database(name)
+        if database.settings.reclaim == "delivered":
+            begin_reclaiming(broker, database)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import PurePath
 from time import perf_counter, sleep
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from siltstone.async_guard import contain_async
 from siltstone.broker.broker import Broker
@@ -28,6 +28,7 @@ from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.api import File, FileSystem
 from siltstone.fs.posix import memory_bytes
 from siltstone.logs import log
+from siltstone.manage.verb import Nothing
 from siltstone.snapshot.backup import SNAPSHOTS, StoreSource
 from siltstone.snapshot.directory import Saved, SnapshotDirectory, link_target
 from siltstone.snapshot.format.contents import BoundedContents, NoContents
@@ -103,7 +104,7 @@ class Snapshots:
         self._schedule.ask()
         self._asked.set()
 
-    async def save_now(self, _request: Mapping[str, Any]) -> str:
+    async def save_now(self, _: Nothing) -> str:
         """Write a snapshot on request; return the name of its file.
 
         Raises: SiltstoneError; then the previous snapshot stays valid.

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from siltstone.cli.control import is_served, pinned, while_still
 from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, check_replaceable, converted
 from siltstone.cli.output.output import note, say, show_json
@@ -22,6 +21,7 @@ from siltstone.errors import ExistsError, NotFoundError, UsageError
 from siltstone.fs.api import File
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import TEMPORARY_SUFFIX
+from siltstone.manage.running import is_served, pinned, while_still
 from siltstone.snapshot.backup import StoreSource
 from siltstone.snapshot.format.contents import ContentsInFile
 from siltstone.snapshot.format.records import About, FilePart, Record

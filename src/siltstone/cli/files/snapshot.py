@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from siltstone.cli.control import ask_broker, is_served
 from siltstone.cli.files.backup import SOURCE
 from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
@@ -23,6 +22,7 @@ from siltstone.clock import SystemClock
 from siltstone.errors import LockedError, NotFoundError, RetryError, SiltstoneError, UsageError
 from siltstone.fs.api import File
 from siltstone.fs.posix import PosixFileSystem, absolute_path, catches_signal, send_signal
+from siltstone.manage.running import ask_broker, is_served
 from siltstone.snapshot.backup import SNAPSHOTS, StoreSource
 from siltstone.snapshot.differences import find_differences
 from siltstone.snapshot.directory import SnapshotDirectory, link_target, list_snapshots, name_of

@@ -15,7 +15,6 @@ from siltstone.broker.retained.log import LOG_NAME, Retained
 from siltstone.broker.retained.management import STEP, clear_some
 from siltstone.broker.retained.messages import RetainedMessages
 from siltstone.broker.settings.broker import Limits
-from siltstone.cli.control import ask_broker, is_served
 from siltstone.cli.opening import open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes
 from siltstone.cli.output.help import App
@@ -31,6 +30,7 @@ from siltstone.cli.output.output import (
 from siltstone.cli.output.quantities import format_size
 from siltstone.clock import SystemClock
 from siltstone.errors import UsageError
+from siltstone.manage.running import ask_broker, is_served
 from siltstone.store.directory import Store
 from siltstone.topic.grammar import TopicFilter
 

@@ -6,10 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import siltstone
-from siltstone.cli.control import is_served
 from siltstone.cli.nodes import own_directory
 from siltstone.cli.opening import open_reading
 from siltstone.errors import LockedError, NotFoundError, UsageError
+from siltstone.manage.running import is_served
 from siltstone.scan.node import SOCKET
 from siltstone.scan.survey import find_database
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from siltstone.cli.control import ask_broker, is_served
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import add_row, confirm, say, show, show_json, table
@@ -25,6 +24,7 @@ from siltstone.cli.sessions.sessions import (
 )
 from siltstone.clock import SystemClock
 from siltstone.errors import NotFoundError
+from siltstone.manage.running import ask_broker, is_served
 from siltstone.session.archive.keys import group_id, group_parts
 from siltstone.session.archive.move import move_group
 from siltstone.session.archive.records import SavedGroup, ShardSerial

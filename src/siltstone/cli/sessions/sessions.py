@@ -15,7 +15,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from siltstone.cli.control import ask_broker, is_served
 from siltstone.cli.opening import open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes, converted
 from siltstone.cli.output.help import App
@@ -24,6 +23,7 @@ from siltstone.cli.output.quantities import parse_time
 from siltstone.cli.store.kv import open_engine
 from siltstone.clock import SystemClock
 from siltstone.errors import NotFoundError, UsageError
+from siltstone.manage.running import ask_broker, is_served
 from siltstone.session.archive.index import expires_at_us
 from siltstone.session.archive.move import Place, find_place, move_session
 from siltstone.session.archive.records import SavedSession, ShardSerial
@@ -94,6 +94,9 @@ def looking(data: Path, database: str | None) -> Iterator[tuple[ArchiveView, Sto
 def changing(data: Path, database: str | None) -> Iterator[tuple[SessionArchive, Store]]:
     """Open the archive for writing when no broker runs. Raises: UsageError, LockedError."""
     with open_writing(data) as store:
+        # A broker with persistence = "snapshot" has no archive; it must not get one.
+        if COMMITS not in store.keyvalue_places():
+            raise UsageError(f"{data} has no durable sessions")
         keyvalue = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
         origin = None if database is None else store.database(database).origin
         yield SessionArchive(keyvalue, SystemClock(), origin), store

@@ -16,13 +16,17 @@ from typing import Annotated, BinaryIO, Final
 
 import typer
 
-from siltstone.cli.opening import note_recovery, open_writing
+from siltstone.cli.management import broker_or_here
+from siltstone.cli.opening import note_recovery, open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name
 from siltstone.cli.output.output import counted, note, say, show_json, were
 from siltstone.cli.output.progress import progress
 from siltstone.cli.output.streams import standard_input
 from siltstone.cli.store.records import BadLines, gather, read_csv, read_json_lines
 from siltstone.errors import UsageError
+from siltstone.manage.rows import AppendRows, pack
+from siltstone.manage.running import RunningBroker
+from siltstone.manage.verbs import VERBS
 from siltstone.store.database import Database, Durability
 from siltstone.store.log.write.partition import Columns
 from siltstone.store.writer.ticket import Ticket
@@ -75,8 +79,47 @@ def guess_format(name: str) -> Format:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The result of an append that a broker has made, as a ticket that is done."""
+
+    duplicate: bool
+    error: Exception | None = None
+    done: bool = True
+
+    def wait(self) -> Answered:
+        """Return at once."""
+        return self
+
+
+class BrokerTarget:
+    """A database of a running broker, as far as a load needs it."""
+
+    def __init__(self, broker: RunningBroker, name: str) -> None:
+        self._broker = broker
+        self._name = name
+
+    def append(
+        self, columns: Columns, *, durability: Durability, producer: tuple[str, int] | None
+    ) -> Answered:
+        """Append rows. With durability `none`, wait until they are written: a row that is refused
+        must be reported.
+        """
+        request = AppendRows(
+            database=self._name,
+            durability="written" if durability == "none" else durability,
+            producer=None if producer is None else producer[0],
+            sequence=0 if producer is None else producer[1],
+            payload=pack(columns),
+        )
+        return Answered(self._broker.run(VERBS["append"], request).duplicate)
+
+    def sync(self) -> None:
+        """Do nothing: all rows were stored when `append` returned."""
+
+
 def load(
-    database: Database,
+    database: Database | BrokerTarget,
     groups: Iterable[Columns],
     done: Load,
     *,
@@ -88,7 +131,7 @@ def load(
 
     Raises: the errors of appends and of the groups, after the earlier groups are acknowledged.
     """
-    waiting: deque[tuple[Ticket, int]] = deque()
+    waiting: deque[tuple[Ticket | Answered, int]] = deque()
     waits = durability != "none"
     try:
         for sequence, columns in enumerate(groups):
@@ -135,7 +178,7 @@ def _fingerprint(columns: Columns) -> str:
     return digest.hexdigest()
 
 
-def _settle(ticket: Ticket, rows: int, done: Load) -> None:
+def _settle(ticket: Ticket | Answered, rows: int, done: Load) -> None:
     ticket.wait()
     if ticket.error is not None:
         raise ticket.error
@@ -192,8 +235,8 @@ def append(
 ) -> None:
     """Append rows from JSON lines or CSV to a database.
 
-    Timestamps and serials in the input are ignored: each row gets new ones. Stop the broker first:
-    the command needs the data directory for itself.
+    Timestamps and serials in the input are ignored: each row gets new ones. A running broker is
+    asked to append the rows, and sends those of its own database to its subscribers.
 
     $ siltstone append sensors rows.jsonl
     $ siltstone append sensors --format csv < rows.csv
@@ -202,24 +245,37 @@ def append(
     chosen = input_format or guess_format(source)
     bad = BadLines() if skip_bad else None
     done = Load()
-    with (
-        open_writing(data) as store,
-        _opened(source) as file,
-        closing(read_csv(file) if chosen is Format.CSV else read_json_lines(file)) as records,
-    ):
-        database = store.database(name)
-        note_recovery(database)
-        started = time.monotonic()
-        with _told(done), _shown(file, source) as tell:
-            load(
-                database,
-                gather(records, batch, bad),
-                done,
-                durability=durability.value,
-                producer=producer,
-                progress=tell,
-            )
-    _report(done, bad or BadLines(), time.monotonic() - started, json)
+
+    def append_to(database: Database | BrokerTarget) -> float:
+        with (
+            _opened(source) as file,
+            closing(read_csv(file) if chosen is Format.CSV else read_json_lines(file)) as records,
+        ):
+            started = time.monotonic()
+            with _told(done), _shown(file, source) as tell:
+                load(
+                    database,
+                    gather(records, batch, bad),
+                    done,
+                    durability=durability.value,
+                    producer=producer,
+                    progress=tell,
+                )
+            return time.monotonic() - started
+
+    def append_here() -> float:
+        with open_writing(data) as store:
+            database = store.database(name)
+            note_recovery(database)
+            return append_to(database)
+
+    with open_reading(data) as store:
+        # Refuse a misspelled name before the input is read, whether a broker runs or not.
+        store.database(name)
+    seconds = broker_or_here(
+        data, lambda broker: append_to(BrokerTarget(broker, name)), append_here
+    )
+    _report(done, bad or BadLines(), seconds, json)
 
 
 @contextmanager

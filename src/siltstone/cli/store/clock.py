@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from siltstone.broker.control.clock_watch import clock_document, refuse_held
-from siltstone.cli.control import ask_broker, is_served
 from siltstone.cli.opening import note_recovery, open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes
 from siltstone.cli.output.help import App
@@ -17,6 +16,7 @@ from siltstone.cli.output.output import confirm as ask_first
 from siltstone.cli.output.output import counted, facts, say, show, show_json
 from siltstone.cli.output.quantities import format_duration, format_moment
 from siltstone.clock import GuardedClock
+from siltstone.manage.running import ask_broker, is_served
 from siltstone.store.directory import guarded_clock
 
 app = App("Show and correct the time of a store.", "siltstone clock status")

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-import siltstone
-from siltstone.cli.opening import note_recovery, open_creating, open_reading, open_writing
+from siltstone.cli.management import manage
+from siltstone.cli.opening import open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import (
@@ -24,7 +24,8 @@ from siltstone.cli.output.quantities import format_size
 from siltstone.cli.store import setting_options as options
 from siltstone.cli.store.settings import SETTINGS, named_options, parse_changes, shown_settings
 from siltstone.cli.store.slabs import slab_document, slab_table
-from siltstone.errors import SiltstoneError, UsageError
+from siltstone.errors import UsageError
+from siltstone.manage.databases import ConfigureDatabase, CreateDatabase, NameDatabase
 from siltstone.store.database import Database
 from siltstone.store.log.info import SlabInfo
 from siltstone.store.slab.settings import FIXED, DatabaseSettings
@@ -58,8 +59,8 @@ def create(
 ) -> None:
     """Create a database.
 
-    The data directory is created if it does not exist. Stop the broker first: the command needs
-    the data directory for itself. Times take units (ms, s, m, h, d, w), sizes too (KiB, MiB, GiB).
+    The data directory is created if it does not exist. A running broker is asked to create the
+    database. Times take units (ms, s, m, h, d, w), sizes too (KiB, MiB, GiB).
 
     $ siltstone db create sensors
     $ siltstone db create sensors --rotate 1d --retain 30d --compression zstd
@@ -90,31 +91,11 @@ def create(
 def _create(name: str, given: dict[str, Any], data: Data, json: bool) -> None:
     with named_options("--"):
         settings = DatabaseSettings.from_json(given)
-    with open_creating(data) as store:
-        exists = name in store.names()
-        try:
-            store.create(name, settings)
-        except SiltstoneError as exc:
-            if not exists:
-                _take_back(store, name, exc)
-            raise
+    manage(data, "db-create", CreateDatabase(database=name, settings=given), creates=True)
     if json:
         show_json({"database": name, "settings": settings.to_json()})
     else:
         say(f"created database {name} in {data}")
-
-
-def _take_back(store: siltstone.Store, name: str, failure: SiltstoneError) -> None:
-    """Drop a database that was created but could not be opened, because the command failed.
-
-    If that fails too, for example without a free descriptor, the message says so.
-    """
-    try:
-        if name in store.names():
-            store.drop(name)
-    except SiltstoneError:
-        hint = f"database {name!r} may exist in part; remove it with 'siltstone db drop'"
-        failure.args = (f"{failure}; {hint}", *failure.args[1:])
 
 
 @app.command("list")
@@ -235,15 +216,16 @@ def drop(
 ) -> None:
     """Delete a database with all its rows.
 
-    Stop the broker first: the command needs the data directory for itself.
+    A running broker is asked to do it. It refuses to delete a database that it uses itself.
 
     $ siltstone db drop sensors
     """
-    with open_writing(data) as store:
-        if name in store.names() and not yes:
-            rows = sum(slab.rows for slab in store.database(name).slabs())
-            confirm_drop(f"database {name!r}", rows)
-        store.drop(name)
+    if not yes:
+        with open_reading(data) as store:
+            if name in store.names():
+                rows = sum(slab.rows for slab in store.database(name).slabs())
+                confirm_drop(f"database {name!r}", rows)
+    manage(data, "db-drop", NameDatabase(database=name))
     if json:
         show_json({"dropped": name})
     else:
@@ -264,18 +246,19 @@ def set_settings(
 ) -> None:
     """Change settings of a database.
 
-    The new settings apply to rows that are written later. Stop the broker first: the
-    command needs the data directory for itself.
+    The new settings apply to rows that are written later. A running broker is asked to change
+    them.
 
     $ siltstone db set messages rotate=1d retain=30d
     """
     parsed = parse_changes(changes)
-    with open_writing(data) as store:
-        database = store.database(name)
-        note_recovery(database)
-        _refuse_fixed(database.settings, parsed)
-        with named_options(""):
-            settings = database.configure(**parsed)
+    with open_reading(data) as store:
+        before = store.database(name).settings
+    _refuse_fixed(before, parsed)
+    with named_options(""):
+        before.changed(parsed)
+    known = manage(data, "db-set", ConfigureDatabase(database=name, changes=parsed))
+    settings = DatabaseSettings.from_json(known.settings)
     if json:
         show_json({"database": name, "settings": settings.to_json()})
     else:

@@ -1,4 +1,4 @@
-"""`siltstone kv`: create, drop, list and read key-value databases.
+"""`siltstone kv`: create, drop, list, read and change key-value databases.
 
 `list`, `read` and `get` also work while another process has the database open. `commits` is one of
 them: the positions of sessions, share groups and topic logs. It always exists.
@@ -15,7 +15,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from siltstone.cli.opening import open_creating, open_reading, open_writing
+from siltstone.cli.management import manage
+from siltstone.cli.opening import open_reading
 from siltstone.cli.options import (
     DATA_DEFAULT,
     Data,
@@ -30,6 +31,7 @@ from siltstone.cli.options import (
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import (
     add_row,
+    confirm,
     confirm_drop,
     console_on,
     say,
@@ -39,12 +41,20 @@ from siltstone.cli.output.output import (
 )
 from siltstone.cli.output.quantities import format_size, parse_span
 from siltstone.cli.output.sinks import JsonLinesSink, Sink, TableSink
+from siltstone.cli.output.streams import standard_input
 from siltstone.cli.store.setting_options import THRESHOLD_HELP
 from siltstone.cli.store.settings import SETTINGS, named_options, shown_value
 from siltstone.clock import SystemClock
-from siltstone.errors import ExistsError, NotFoundError, UsageError
+from siltstone.errors import NotFoundError
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.store.directory import COMMITS
+from siltstone.manage.keyvalues import (
+    Begin,
+    Commit,
+    CreateKeyValue,
+    NameKeyValue,
+    Operation,
+    refuse_commits,
+)
 from siltstone.store.kv.api import Engine
 from siltstone.store.kv.keys import TIME_END
 from siltstone.store.kv.rocks import open_read_only
@@ -54,7 +64,7 @@ from siltstone.store.tx.reading import KeyValueReader
 from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.topic.grammar import check_topic
 
-app = App("Create, list, read and drop key-value databases.", "siltstone kv list")
+app = App("Create, list, read, change and drop key-value databases.", "siltstone kv list")
 
 _CHUNK: Final = 1000
 _DEFAULTS: Final = KeyValueSettings()
@@ -111,8 +121,8 @@ def create(
 ) -> None:
     """Create a key-value database.
 
-    The data directory is created if it does not exist. Stop the broker first: the command needs
-    the data directory for itself.
+    The data directory is created if it does not exist. A running broker is asked to create the
+    database.
 
     $ siltstone kv create settings --map
     $ siltstone kv create history --retain 30d
@@ -126,14 +136,12 @@ def create(
         "retain_bytes": retain_bytes,
         "quota_bytes": quota,
     }
-    _refuse_commits(name)
+    refuse_commits(name)
     with named_options("--"):
         known = {field: value for field, value in given.items() if value is not None}
         settings = KeyValueSettings(timed=not plain, **known)
-    with open_creating(data) as store:
-        if name in store.keyvalue_names():
-            raise ExistsError(f"key-value database {name!r} exists already")
-        store.keyvalue(name, settings)
+    request = CreateKeyValue(database=name, settings={"timed": not plain, **known})
+    manage(data, "kv-create", request, creates=True)
     if json:
         show_json({"database": name, "settings": settings.to_json()})
     else:
@@ -144,28 +152,112 @@ def create(
 def drop(name: Name, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
     """Delete a key-value database with all its rows.
 
-    Stop the broker first: the command needs the data directory for itself.
+    A running broker is asked to do it.
 
     $ siltstone kv drop settings
     """
-    _refuse_commits(name)
-    with open_writing(data) as store:
-        if name in store.keyvalue_names() and not yes:
-            rows = sum(1 for _ in store.keyvalue(name).read())
-            confirm_drop(f"key-value database {name!r}", rows)
-        store.drop_keyvalue(name)
+    refuse_commits(name)
+    if not yes:
+        with open_reading(data) as store:
+            if name in store.keyvalue_names():
+                with _opened(store.path / "kv" / name) as reader:
+                    rows = sum(1 for _ in reader.read())
+                confirm_drop(f"key-value database {name!r}", rows)
+    manage(data, "kv-drop", NameKeyValue(database=name))
     if json:
         show_json({"dropped": name})
     else:
         say(f"dropped key-value database {name}")
 
 
-def _refuse_commits(name: str) -> None:
-    if name == COMMITS:
-        raise UsageError(
-            f"database {COMMITS} holds the positions of sessions, share groups and topic logs; "
-            f"it cannot be created or dropped"
-        )
+Topic = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="Topic of the row.", show_default=False)
+]
+Shard = Annotated[
+    int | None,
+    typer.Option("--shard", metavar="N", help="Shard, if the database has more than one."),
+]
+TransactionId = Annotated[
+    str | None,
+    typer.Option(
+        "--id", metavar="ID", help="Id of the transaction. A repeated command changes nothing."
+    ),
+]
+
+
+@app.command("put")
+def put(
+    name: Name,
+    topic: Topic,
+    value: Annotated[
+        str,
+        typer.Argument(
+            metavar="[VALUE|-]", help="Value of the row.", show_default="standard input"
+        ),
+    ] = "-",
+    shard: Shard = None,
+    transaction_id: TransactionId = None,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Set the value of a topic.
+
+    In a database by time, this adds a row with the current time. A running broker is asked to do
+    it.
+
+    $ siltstone kv put settings plant/limits 21.5
+    $ siltstone kv put settings plant/limits < limits.json
+    """
+    stored = standard_input().read() if value == "-" else value.encode(errors="surrogateescape")
+    changes: list[Operation] = [["write", topic, None, len(stored)]]
+    _commit(name, changes, stored, shard=shard, id=transaction_id, data=data, json=json)
+
+
+@app.command("delete")
+def delete(
+    name: Name,
+    topic_filter: Annotated[
+        str, typer.Argument(metavar="FILTER", help="Topics of the rows.", show_default=False)
+    ],
+    since: Since = None,
+    until: Until = None,
+    shard: Shard = None,
+    yes: Yes = False,
+    data: Data = DATA_DEFAULT,
+    json: Json = False,
+) -> None:
+    """Delete the rows of a topic filter.
+
+    A running broker is asked to do it.
+
+    $ siltstone kv delete settings plant/limits
+    $ siltstone kv delete history 'plant/#' --until -30d
+    """
+    since_us, until_us = parse_span(since, until, SystemClock().now_us())
+    if not yes:
+        confirm(f"delete the rows of {topic_filter!r} in database {name!r}")
+    changes: list[Operation] = [["delete", topic_filter, since_us, until_us]]
+    _commit(name, changes, b"", shard=shard, id=None, data=data, json=json)
+
+
+def _commit(
+    name: str,
+    changes: list[Operation],
+    payload: bytes,
+    *,
+    shard: int | None,
+    id: str | None,  # noqa: A002 - the usual name
+    data: Data,
+    json: bool,
+) -> None:
+    begin = Begin(database=name, shard=shard, id=id)
+    done = manage(data, "kv-commit", Commit(begin=begin, operations=changes, payload=payload))
+    if json:
+        show_json({"database": name, "serial": done.serial, "duplicate": done.duplicate})
+    elif done.duplicate:
+        say(f"transaction {id} was committed before")
+    else:
+        say(f"committed to {name}")
 
 
 @app.command("list")
@@ -242,9 +334,7 @@ def read(
 @app.command("get")
 def get(
     name: Name,
-    topic: Annotated[
-        str, typer.Argument(metavar="TOPIC", help="Topic of the row.", show_default=False)
-    ],
+    topic: Topic,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:

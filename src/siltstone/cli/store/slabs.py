@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from siltstone.cli.opening import note_recovery, open_reading, open_writing
+from siltstone.cli.management import manage
+from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes
 from siltstone.cli.output.output import (
     add_row,
@@ -22,6 +23,7 @@ from siltstone.cli.output.output import (
 )
 from siltstone.cli.output.quantities import format_moment, format_size, format_time
 from siltstone.errors import UsageError
+from siltstone.manage.databases import NameDatabase, NameSlab
 from siltstone.store.log.info import SlabInfo
 from siltstone.store.slab.manifest import SlabId
 
@@ -103,15 +105,13 @@ def slabs(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
 def seal(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
     """Start a new generation; the current slabs become read-only.
 
-    Stop the broker first: the command needs the data directory for itself.
+    A running broker is asked to do it.
 
     $ siltstone seal messages
     """
-    with open_writing(data) as store:
-        database = store.database(name)
-        note_recovery(database)
-        database.seal()
-        found = database.slabs()
+    manage(data, "seal", NameDatabase(database=name))
+    with open_reading(data) as store:
+        found = store.database(name).slabs()
     if json:
         show_json([slab_document(slab) for slab in found])
     else:
@@ -134,18 +134,21 @@ def drop(
 ) -> None:
     """Delete a sealed slab with all its rows.
 
-    Stop the broker first: the command needs the data directory for itself.
+    A running broker is asked to do it.
 
     $ siltstone drop messages 0/1
     """
     wanted = parse_slab(slab)
-    with open_writing(data) as store:
-        database = store.database(name)
-        note_recovery(database)
-        for found in () if yes else database.slabs():
-            if found.slab == wanted and found.state != "current":
-                confirm_drop(f"slab {wanted} of database {name!r}", found.rows)
-        database.drop_slab(wanted)
+    if not yes:
+        with open_reading(data) as store:
+            for found in store.database(name).slabs():
+                if found.slab == wanted and found.state != "current":
+                    confirm_drop(f"slab {wanted} of database {name!r}", found.rows)
+    manage(
+        data,
+        "drop-slab",
+        NameSlab(database=name, shard=wanted.shard, generation=wanted.generation),
+    )
     if json:
         show_json({"database": name, "dropped": str(wanted)})
     else:

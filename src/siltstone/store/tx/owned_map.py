@@ -13,19 +13,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from threading import Lock
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import quote, unquote
 
 from siltstone.errors import UsageError
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.tx.commit.ticket import CommitTicket
-from siltstone.store.tx.operations import COMMIT_SERIAL, NO_SERIAL
-from siltstone.store.tx.retry import Retry, transact
+from siltstone.store.tx.operations import COMMIT_SERIAL, NO_SERIAL, Value
+from siltstone.store.tx.retry import Committable, Retry, transact
 from siltstone.store.tx.settings import KeyValueSettings
-from siltstone.store.tx.transaction import Transaction
+
+
+class OwnerTransaction(Committable, Protocol):
+    """The parts of a transaction that owned maps need."""
+
+    def get(self, topic: str) -> bytes | None: ...
+
+    def read(self, topic_filter: str) -> list[Row]: ...
+
+    def write(self, topic: str, value: Value) -> None: ...
+
+    def delete(self, topic_filter: str) -> None: ...
+
+    def require_owner(self, topic: str, serial: int) -> None: ...
+
+    def commit(self) -> int: ...
+
+    def submit(self) -> CommitTicket: ...
+
 
 # Begins a transaction on the shard of the collection.
-Begin = Callable[[], Transaction]
+Begin = Callable[[], OwnerTransaction]
 
 # One stream for each name of a map, and one for all guards.
 OWNED_MAP_SETTINGS: Final = KeyValueSettings(timed=False, thresholds=(-1, 0, -1, 0))
@@ -167,14 +185,14 @@ class OwnedMaps:
         self._maps = {}
         return serial
 
-    def _owning(self) -> Transaction:
+    def _owning(self) -> OwnerTransaction:
         if self._dropped:
             raise UsageError(f"the collection was dropped: collection={self.collection!r}")
         tx = self._begin()
         tx.require_owner(guard_topic(self.collection), self.serial)
         return tx
 
-    def _schedule(self, tx: Transaction, name: str, keys: list[str]) -> None:
+    def _schedule(self, tx: OwnerTransaction, name: str, keys: list[str]) -> None:
         values = self._maps[name]
         for key in keys:
             value = values.get(key)
@@ -199,7 +217,7 @@ def take(begin: Begin, collection: str, retries: int, retry: Retry) -> OwnedMaps
     """
     guard = guard_topic(collection)
 
-    def load(tx: Transaction) -> dict[str, OwnedMap]:
+    def load(tx: OwnerTransaction) -> dict[str, OwnedMap]:
         # The guard is read at the same moment as the rows: another `take` in between conflicts.
         tx.get(guard)
         maps = _maps_of(tx.read(f"{_DATA}/{_quoted(collection)}/+/+"))

@@ -7,19 +7,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from types import TracebackType
+from typing import Final, Generic, Protocol, TypeVar
 
 from siltstone.errors import (
     ConflictError,
     OutcomeUnknownError,
     OverloadedError,
     PoisonedError,
+    RetryError,
     UsageError,
 )
 from siltstone.store.tx.arguments import whole_number
-from siltstone.store.tx.transaction import Transaction
 
 T = TypeVar("T")
+
+
+class Committable(Protocol):
+    """A transaction of this process, or of a running broker, that commits at the end of a block."""
+
+    committed: bool
+
+    @property
+    def serial(self) -> int: ...
+
+    @property
+    def duplicate(self) -> bool: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+Tx = TypeVar("Tx", bound=Committable)
 
 PAUSE_MIN: Final = 0.001
 PAUSE_MAX: Final = 0.25
@@ -53,8 +78,8 @@ def pause_before(attempt: int, chance: float) -> float:
 
 
 def transact(
-    begin: Callable[[], Transaction],
-    function: Callable[[Transaction], T],
+    begin: Callable[[], Tx],
+    function: Callable[[Tx], T],
     *,
     retries: int,
     has_id: bool,
@@ -85,20 +110,35 @@ def transact(
                 attempts=attempt,
                 duplicate=transaction.duplicate,
             )
-        except ConflictError:
-            # Ids are checked before conflicts, so no earlier attempt was committed either. An error
-            # of a callback, after the commit, is passed on.
-            if attempt > retries or transaction.committed:
-                raise
-            unknown = None
-        except OutcomeUnknownError as exc:
-            if attempt > retries or not has_id or transaction.committed:
-                raise
-            unknown = exc
-        except (OverloadedError, PoisonedError) as exc:
+        except (OutcomeUnknownError, PoisonedError, RetryError) as exc:
             if transaction.committed:
+                # An error of a callback, after the commit.
                 raise
-            if unknown is not None and (attempt > retries or isinstance(exc, PoisonedError)):
-                raise unknown from exc
-            if attempt > retries or isinstance(exc, PoisonedError):
-                raise
+            unknown = _judged(exc, unknown, has_id=has_id, is_last=attempt > retries)
+
+
+def _judged(
+    error: OutcomeUnknownError | PoisonedError | RetryError,
+    unknown: OutcomeUnknownError | None,
+    *,
+    has_id: bool,
+    is_last: bool,
+) -> OutcomeUnknownError | None:
+    """Return the unknown outcome that the next attempt must settle.
+
+    Raises: the error if there is no next attempt; the unknown outcome if it cannot be settled.
+    """
+    match error:
+        case ConflictError() if not is_last:
+            # Ids are checked before conflicts, so no earlier attempt was committed either.
+            return None
+        case OutcomeUnknownError() if has_id and not is_last:
+            return error
+        case OverloadedError() if not is_last:
+            return unknown
+        case ConflictError() | OutcomeUnknownError():
+            raise error
+        case _:
+            if unknown is not None:
+                raise unknown from error
+            raise error

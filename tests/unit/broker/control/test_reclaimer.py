@@ -66,6 +66,16 @@ def test_a_backlog_holds_its_slab_until_it_is_acknowledged() -> None:
         assert int(values[b"store/reclaimed/bytes"]) > 0
 
 
+def test_it_rests_while_the_setting_is_off() -> None:
+    with durable_desk(reclaim="delivered") as desk:
+        desk.core.real.configure(reclaim="none")
+        desk.publish("t", "1")
+        assert seal(desk) == ["0/1"]
+        desk.core.real.configure(reclaim="delivered")
+        desk.wait(PASSES)
+        assert sealed(desk) == []
+
+
 def test_nothing_is_dropped_where_the_database_does_not_say_so() -> None:
     with durable_desk() as desk:
         desk.publish("t", "1")

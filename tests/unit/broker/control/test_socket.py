@@ -192,7 +192,8 @@ def test_a_session_is_moved_to_a_time() -> None:
 def test_a_session_that_is_not_there_is_not_moved() -> None:
     with desk() as each:
         assert each.ask("move", client_id="a", to="latest") == {
-            "error": "client 'a' has no durable session"
+            "error": "client 'a' has no durable session",
+            "kind": "NotFoundError",
         }
 
 
@@ -245,7 +246,8 @@ def test_a_visit_that_has_pinned_the_rows_keeps_them_until_it_ends() -> None:
 def test_a_group_that_is_not_there_is_not_moved() -> None:
     with desk() as each:
         assert each.ask("move-group", group=GROUP, to="latest") == {
-            "error": f"share group {GROUP!r} does not exist"
+            "error": f"share group {GROUP!r} does not exist",
+            "kind": "NotFoundError",
         }
 
 
@@ -311,7 +313,11 @@ def test_what_the_archive_cannot_do_is_told_and_leaves_no_turn_behind() -> None:
 
         each.core.archive.take_group = refuse  # type: ignore[assignment]
         for do in ("move-group", "drop-group"):
-            assert each.ask(do, group=GROUP, to="latest") == {"error": "no room", "failed": True}
+            assert each.ask(do, group=GROUP, to="latest") == {
+                "error": "no room",
+                "failed": True,
+                "kind": "OverloadedError",
+            }
 
 
 def test_a_session_that_is_busy_is_told_so_in_time_and_the_place_is_given_up() -> None:

@@ -130,6 +130,7 @@ def engines(siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Engines:
     defaults = Store.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "open_engine", made.open_writing)
+    monkeypatch.setattr("siltstone.cli.store.kv.open_engine", made.open_reading)
     return made
 
 
@@ -193,3 +194,38 @@ def test_verify_checks_them_too(databases: CommandLine) -> None:
     ]
     (document,) = databases("verify", "kv/bank", "--json").document
     assert (document["database"], document["slabs"], document["rows"]) == ("kv/bank", 1, 3)
+
+
+def test_rows_are_put_and_deleted(siltstone: CommandLine, engines: Engines) -> None:
+    siltstone("kv", "create", "bank", "--map")
+    assert siltstone("kv", "put", "bank", "a/1", "10").lines == ["committed to bank"]
+    assert siltstone("kv", "put", "bank", "a/2", stdin=b"\xff").status == 0
+    first = siltstone("kv", "put", "bank", "a/3", "30", "--id", "x", "--json").document
+    assert first == {"database": "bank", "serial": 3, "duplicate": False}
+    again = siltstone("kv", "put", "bank", "a/3", "31", "--id", "x")
+    assert again.lines == ["transaction x was committed before"]
+    refused = siltstone("kv", "delete", "bank", "a/#")
+    assert (refused.status, "pass --yes" in refused.err) == (2, True)
+    assert siltstone("kv", "delete", "bank", "a/2", "--yes").status == 0
+    with siltstone.store() as store:
+        found = [(row.topic, row.value) for row in store.keyvalue("bank").read()]
+    assert found == [("a/1", b"10"), ("a/3", b"30")]
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (("put", "nope", "a", "1"), "key-value database 'nope' does not exist in /data"),
+        (("put", "bank", "a/+", "1"), "must not have the wildcards"),
+        (("put", "bank", "a", "1", "--shard", "1"), "shard must be from 0 to 0, got 1"),
+        (("put", "bank", "a", "1", "--id", ""), "a transaction id must not be empty"),
+        (("put", "commits", "a", "1"), "commits holds the positions of sessions"),
+        (("delete", "bank", "a/#/b", "--yes"), "#"),
+    ],
+)
+def test_a_change_that_is_wrong_is_told(
+    siltstone: CommandLine, engines: Engines, args: tuple[str, ...], complaint: str
+) -> None:
+    siltstone("kv", "create", "bank", "--map")
+    outcome = siltstone("kv", *args)
+    assert (outcome.status, complaint in outcome.err) == (2, True), outcome.err

@@ -1,0 +1,185 @@
+"""A running broker, as another process reaches it: by the control socket in the data directory."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import PurePath
+from types import TracebackType
+from typing import Any, Final, Self
+
+from pydantic import BaseModel
+
+from siltstone.errors import OutcomeUnknownError, RetryError, UsageError
+from siltstone.manage.verb import PackedRequest, Role, Verb, parse
+from siltstone.manage.wire import LINE_MAX, Packed, decode_error, encode_line
+
+CONTROL: Final = "control.sock"
+TIMEOUT_SECONDS: Final = 60.0
+
+
+def is_served(data: PurePath, name: str = CONTROL) -> bool:
+    """Return whether a broker accepts commands in a data directory, or listens on another socket
+    there.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(TIMEOUT_SECONDS)
+        try:
+            probe.connect(str(data / name))
+        except OSError:
+            return False
+        return True
+
+
+class RunningBroker:
+    """One connection to the control socket of a broker.
+
+    It belongs to one thread at a time, and sends one request after the other.
+    """
+
+    def __init__(self, path: PurePath, timeout: float = TIMEOUT_SECONDS) -> None:
+        """Connect to a socket. Raises: RetryError if no broker listens there."""
+        self.path = path
+        self.timeout = timeout
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.settimeout(timeout)
+            self._socket.connect(str(path))
+        except OSError as exc:
+            self._socket.close()
+            raise RetryError(f"the broker did not answer: {exc}") from exc
+        self._answers = self._socket.makefile("rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection has ended; a failed request ends it."""
+        return self._answers.closed
+
+    def is_stale(self) -> bool:
+        """Return whether the connection has ended while it was not used."""
+        if self.closed:
+            return True
+        try:
+            # The broker sends nothing without a request, so this is the end or an error.
+            self._socket.settimeout(0.0)
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def close(self) -> None:
+        """End the connection; the broker releases what it holds for it."""
+        self._answers.close()
+        self._socket.close()
+
+    def ask(
+        self,
+        do: str,
+        fields: Mapping[str, Any] | None = None,
+        payload: bytes = b"",
+        *,
+        changes: bool = True,
+        timeout: float | None = None,
+    ) -> Packed:
+        """Send a request; return the answer.
+
+        Raises: the error of the broker. If the connection is lost, RetryError if the request was
+        not sent or `changes` nothing, else OutcomeUnknownError.
+        """
+        document = {"do": do, **(fields or {})}
+        line = encode_line(document | {"bytes": len(payload)} if payload else document)
+        if len(line) > LINE_MAX:
+            raise UsageError(f"the request is too large: size_bytes={len(line)} max={LINE_MAX}")
+        if self.closed:
+            raise RetryError("the connection to the broker has ended: connect again")
+        is_sent = False
+        try:
+            self._socket.settimeout(self.timeout if timeout is None else timeout)
+            self._socket.sendall(line)
+            if payload:
+                self._socket.sendall(payload)
+            is_sent = True
+            answer = json.loads(self._answers.readline() or b"null")
+            if not isinstance(answer, dict):
+                raise ConnectionError("the connection was closed")
+            found = self._answers.read(answer["bytes"]) if "bytes" in answer else b""
+            if len(found) != answer.get("bytes", 0):
+                raise ConnectionError("the connection was closed")
+        except (OSError, ValueError) as exc:
+            self.close()
+            if is_sent and changes:
+                raise OutcomeUnknownError(
+                    f"the broker did not answer, so the request may have been executed: {exc}"
+                ) from exc
+            raise RetryError(f"the broker did not answer: {exc}") from exc
+        except BaseException:
+            # Ctrl-C: the answer may still come, and is not the answer to the next request.
+            self.close()
+            raise
+        if "error" in answer:
+            raise decode_error(answer)
+        return Packed(answer["ok"], found)
+
+    def run(self, verb: Verb, request: BaseModel, *, timeout: float | None = None) -> Any:
+        """Send the request of a verb; return its response. Raises: as `ask`."""
+        answer = self.ask(
+            verb.name,
+            request.model_dump(exclude_defaults=True),
+            request.payload if isinstance(request, PackedRequest) else b"",
+            changes=verb.role is not Role.READ,
+            timeout=timeout,
+        )
+        return parse(verb.response, answer.value, answer.payload)
+
+
+def find_broker(data: PurePath) -> RunningBroker | None:
+    """Connect to the broker that runs on a data directory; None if there is none."""
+    with suppress(RetryError):
+        return RunningBroker(data / CONTROL)
+    return None
+
+
+def ask_broker(data: PurePath, request: Mapping[str, Any], timeout: float = TIMEOUT_SECONDS) -> Any:
+    """Send one request to the broker; return its answer.
+
+    Raises: the error of the broker; RetryError, OutcomeUnknownError.
+    """
+    fields = dict(request)
+    with RunningBroker(data / CONTROL, timeout) as broker:
+        return broker.ask(str(fields.pop("do")), fields).value
+
+
+def while_still(data: PurePath, look: Callable[[], None]) -> bool:
+    """Call `look` while the broker stores nothing; return whether the pause lasted until the end.
+
+    Raises: RetryError, UsageError; any error of `look`.
+    """
+    with RunningBroker(data / CONTROL) as broker:
+        is_still = broker.ask("hold", changes=False).value
+        look()
+        return bool(broker.ask("release", changes=False).value and is_still)
+
+
+@contextmanager
+def pinned(data: PurePath) -> Iterator[None]:
+    """Prevent the broker from reclaiming rows in this context. Raises: RetryError."""
+    with RunningBroker(data / CONTROL) as broker:
+        # A broker of an earlier version does not know the request, and never reclaims rows.
+        with suppress(UsageError):
+            broker.ask("pin", changes=False)
+        yield
