@@ -18,6 +18,7 @@ from siltstone.snapshot.format.records import (
 from siltstone.store.feed.rows.batch import FeedBatch, committed_batch, rows_by_name, rows_by_time
 from siltstone.store.feed.rows.decode import load_parts, serials_of, streams_of
 from siltstone.store.kv import keys as kv_keys
+from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.write.cook import Call, Cook
 from siltstone.store.segment.frame import PLAIN, ZSTD, crc_matches, decode_header, head_matches
@@ -159,7 +160,7 @@ def frames(rng: Random) -> Any:
     frame = cooked_frame(cooked, serial=serial, compression=rng.choice((PLAIN, ZSTD)))
     data = frame_bytes(frame)
     view = view_of(data)
-    pieces = [
+    pieces: list[Piece | FrameRows] = [
         Piece(
             slab=SlabId(shard=0, generation=1),
             stream=found,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from siltstone.store.log.read.pieces import Piece, Row
 from siltstone.store.log.read.scan import Span
@@ -38,6 +38,9 @@ def pieces_of(
         (extent,) = database.extents()
         choice = database.choose(extent.slab, filters, extent.serials)
         reader = RunReader(world.fs, PATH / "data" / NAME, choice.wanted, Span())
-        pieces = [piece for place in choice.frames for piece in reader.read(run_of(place))]
+        # A run of one frame is read as a piece.
+        pieces = [
+            cast("Piece", part) for place in choice.frames for part in reader.read(run_of(place))
+        ]
         stored = [row for batch in database.read("#") for row in rows_of(batch)]
     return pieces, sorted(stored, key=lambda row: row.serial)

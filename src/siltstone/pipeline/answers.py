@@ -55,9 +55,9 @@ def count_read(fs: FileSystem, options: ReadOptions) -> int:
         plan = plan_batch(database, options)
     span = Span(since_us=options.since_us, until_us=options.until_us)
     return sum(
-        piece.num_rows
+        part.num_rows
         for partition in plan.partitions
-        for piece in partition.pieces(fs, span, fails_on_loss=options.fails_on_loss)
+        for part in partition.parts(fs, span, fails_on_loss=options.fails_on_loss)
     )
 
 

@@ -13,6 +13,7 @@ from siltstone.errors import NotFoundError, SlabDroppedError
 from siltstone.fs.api import FileSystem
 from siltstone.scan.columns.batches import batches
 from siltstone.scan.options import ReadOptions
+from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.read.scan import Span
 from siltstone.store.log.read.selection import FrameRun, RunReader, Wanted
@@ -37,7 +38,9 @@ class Portion:
     runs: tuple[FrameRun, ...]
     wanted: tuple[tuple[SlabId, Wanted], ...]
 
-    def pieces(self, fs: FileSystem, span: Span, *, fails_on_loss: bool) -> Iterator[Piece]:
+    def parts(
+        self, fs: FileSystem, span: Span, *, fails_on_loss: bool
+    ) -> Iterator[Piece | FrameRows]:
         """Yield the rows of all runs.
 
         Raises: SlabDroppedError when a slab was dropped after the query was planned, if
@@ -60,5 +63,5 @@ class Portion:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows as batches of this schema. Raises: SlabDroppedError, CorruptionError."""
         span = Span(since_us=options.since_us, until_us=options.until_us)
-        pieces = self.pieces(fs, span, fails_on_loss=options.fails_on_loss)
-        return batches(pieces, schema, options.rows_per_batch)
+        parts = self.parts(fs, span, fails_on_loss=options.fails_on_loss)
+        return batches(parts, schema, options.rows_per_batch)

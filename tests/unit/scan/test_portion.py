@@ -32,7 +32,7 @@ def test_a_partition_travels_as_a_value() -> None:
 
 def test_the_slabs_of_a_partition_are_read_one_after_the_other() -> None:
     world = world_of_two_generations()
-    pieces = list(partition_of(world).pieces(world.fs, Span(), fails_on_loss=True))
+    pieces = list(partition_of(world).parts(world.fs, Span(), fails_on_loss=True))
     assert [(piece.slab, sorted(piece.column("topic").to_pylist())) for piece in pieces] == [
         (SlabId(0, 1), ["a", "b"]),
         (SlabId(0, 2), ["c"]),
@@ -45,7 +45,7 @@ def test_a_slab_that_was_dropped_meanwhile_is_told_of() -> None:
     with world.database() as database:
         database.drop_slab(SlabId(0, 1))
     with pytest.raises(SlabDroppedError, match="slab 0/1 was dropped after the query was planned"):
-        list(partition.pieces(world.fs, Span(), fails_on_loss=True))
+        list(partition.parts(world.fs, Span(), fails_on_loss=True))
 
 
 def test_a_slab_that_was_dropped_meanwhile_may_be_gone_without() -> None:
@@ -53,5 +53,5 @@ def test_a_slab_that_was_dropped_meanwhile_may_be_gone_without() -> None:
     partition = partition_of(world)
     with world.database() as database:
         database.drop_slab(SlabId(0, 1))
-    pieces = list(partition.pieces(world.fs, Span(), fails_on_loss=False))
+    pieces = list(partition.parts(world.fs, Span(), fails_on_loss=False))
     assert [piece.slab for piece in pieces] == [SlabId(0, 2)]

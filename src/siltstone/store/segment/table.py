@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
@@ -346,4 +346,5 @@ def are_small(rows: Ints, sizes: Ints, rows_per_piece: int) -> Flags:
 
 def column_of(numbers: Sequence[int], kind: Any) -> NDArray[Any]:
     """Return a column of an index, or a part of one, as numpy's."""
-    return np.frombuffer(numbers, kind)
+    found: NDArray[Any] = np.frombuffer(cast("Any", numbers), kind)
+    return found

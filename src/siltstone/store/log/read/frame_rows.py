@@ -159,8 +159,9 @@ class FrameRows:
     def row_sizes(self) -> Ints:
         """Return for each row its share of the bytes of its frame."""
         table = self.table
-        sizes = (table.ends - table.positions) // np.maximum(table.row_counts, 1)
-        return sizes[self.frames]
+        sizes: Ints = (table.ends - table.positions) // np.maximum(table.row_counts, 1)
+        found: Ints = sizes[self.frames]
+        return found
 
     def has_properties(self) -> bool:
         """Return whether any row may have MQTT properties."""
@@ -168,7 +169,8 @@ class FrameRows:
 
     def serials(self) -> Ints:
         """Return the serial of each row."""
-        return self.table.first_serials[self.frames] + self.items
+        found: Ints = self.table.first_serials[self.frames] + self.items
+        return found
 
     def times(self) -> Ints:
         """Return the timestamp of each row, in µs."""
@@ -192,16 +194,17 @@ class FrameRows:
         starts = firsts[directory.frames] + directory.first_rows
         rows = firsts[self.frames] + self.items
         entries = np.searchsorted(starts, rows, side="right") - 1
-        return directory.stream_ids[entries]
+        found: NDArray[np.uint64] = directory.stream_ids[entries]
+        return found
 
-    def flags(self) -> Ints:
+    def flags(self) -> NDArray[np.uint8]:
         """Return the flags of each row."""
         table = self.table
         lengths = table.lengths[FLAGS]
         places = table.offsets[FLAGS][self.frames]
         # A section of one byte holds for all rows of its frame.
         places = places + np.where((lengths > 1)[self.frames], self.items, 0)
-        found = table.numbers.u8[np.maximum(places, 0)]
+        found: NDArray[np.uint8] = table.numbers.u8[np.maximum(places, 0)]
         found[table.offsets[FLAGS][self.frames] < 0] = 0
         return found
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -55,9 +55,9 @@ def pieces(
     wanted = want(slab, parsed(*filters))
     reader = RunReader(world.fs, PATH, wanted, span)
     return [
-        piece
+        cast("Piece", part)  # a run of one frame
         for place in list_frames(slab, wanted, span, serials)
-        for piece in reader.read(
+        for part in reader.read(
             run_of(
                 place,
                 start_serial=max(place.first_serial, serials.start),
