@@ -42,7 +42,7 @@ def append(slabs: WritableSlabs, *topics: str, shard: int = 0, size_bytes: int =
     """Append a row to each of these topics, and wait for everything that follows from it."""
     ticket = Ticket(len(topics), 1, waits=True)
     call = call_on(*topics)
-    call.values = [bytes(size_bytes)] * len(topics)
+    call.batch.values = [bytes(size_bytes)] * len(topics)
     slabs.shard(shard).submit(call, ticket, None)
     ticket.wait()
     # Housekeeping follows the flush; sync waits for it.

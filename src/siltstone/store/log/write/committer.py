@@ -140,7 +140,7 @@ class Committer:
         fresh = without_repetitions(calls, self._producers)
         if self._was_full and self._writer.active is not None:
             # Check the space before cooking: it is slow to forget the edges of refused rows.
-            needed = sum(len(value) for call in fresh for value in call.values)
+            needed = sum(len(value) for call in fresh for value in call.batch.values)
             self._writer.active.take_space(needed)
         cooked = self._cook.cook(fresh, timestamp_us)
         # A repeated call counts, too: it asks for a sync of rows that were stored before.
@@ -472,7 +472,7 @@ class Committer:
             outcomes.append(
                 Outcome(
                     duplicate=duplicate,
-                    count=0 if duplicate else len(call.topics),
+                    count=0 if duplicate else len(call.batch.topics),
                     timestamp_us=timestamp_us,
                     frame_serial=frame_serial,
                     frame_timestamp_us=cooked.timestamp_us,
@@ -480,5 +480,5 @@ class Committer:
                 )
             )
             if not duplicate:
-                timestamp_us += len(call.topics)
+                timestamp_us += len(call.batch.topics)
         return outcomes
