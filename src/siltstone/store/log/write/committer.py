@@ -144,7 +144,10 @@ class Committer:
             self._writer.active.take_space(needed)
         cooked = self._cook.cook(fresh, timestamp_us)
         # A repeated call counts, too: it asks for a sync of rows that were stored before.
-        sync = any(call.wants_sync for call in calls if call.error is None)
+        sync = False
+        for call in calls:
+            if call.wants_sync and call.error is None:
+                sync = True
         frame_serial = self.next_serial
         if cooked.row_count:
             try:
@@ -456,7 +459,8 @@ class Committer:
         self, calls: list[Call], fresh: list[Call], cooked: Cooked, frame_serial: int
     ) -> list[Outcome | Exception]:
         outcomes: list[Outcome | Exception] = []
-        stored = {id(call) for call in fresh}
+        has_repeated = len(fresh) != len(calls)
+        stored = {id(call) for call in fresh} if has_repeated else set()
         timestamp_us = cooked.timestamp_us
         places: RowPlaces | None = None
         if len(cooked.streams) > 1:
@@ -468,7 +472,7 @@ class Committer:
             if call.error is not None:
                 outcomes.append(call.error)
                 continue
-            duplicate = id(call) not in stored
+            duplicate = has_repeated and id(call) not in stored
             outcomes.append(
                 Outcome(
                     duplicate=duplicate,
