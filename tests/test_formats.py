@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 
 import pytest
 
+from siltstone.rows.batch import row_batch
 from siltstone.store.directory import VERSION
 from siltstone.store.log.iterator import StreamIterator, StreamRef
 from siltstone.store.log.opening import identity_of
@@ -192,10 +193,9 @@ class TestExample:
         }
 
     def test_the_code_writes_these_bytes_for_the_call_of_the_story(self) -> None:
-        call = Call(
-            [b"home/kitchen", b"home/hall", b"home/kitchen"], [b"21.5", b"19", b"21.6"], b"gw-1"
-        )
-        call.flags = 1
+        topics = [b"home/kitchen", b"home/hall", b"home/kitchen"]
+        call = Call(row_batch(topics, [b"21.5", b"19", b"21.6"], b"gw-1"))
+        call.batch.shared_flags = 1
         cooked = Cook(Structure([100, 10]), 100).cook([call], 1_700_000_000_000_000)
         frame = cooked_frame(cooked, serial=1000)
         frame.header.synced_position = 4160

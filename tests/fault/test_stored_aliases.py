@@ -156,7 +156,7 @@ def test_an_entry_of_a_spool_is_read_without_them(flags: int) -> None:
         list(LEFTOVERS),
     )
     batch = decode_entry(data, PurePath("entry"))
-    assert (batch.topics, batch.payloads, batch.flags) == (topics, [b"x"] * COUNT, [flags] * COUNT)
+    assert (batch.topics, batch.values, batch.flags) == (topics, [b"x"] * COUNT, [flags] * COUNT)
     assert batch.properties == [CONTENT_TYPE, CONTENT_TYPE, CONTENT_TYPE + EXPIRY, b""]
     assert batch.expiries == [-1, -1, 1_000, -1]
 

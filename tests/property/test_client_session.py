@@ -64,7 +64,7 @@ class Link:
         self.down += self.server.receive(piece)
         piece, self.down = self.down[:down], self.down[down:]
         for batch in self.client.receive(piece, 0.0):
-            self.received += batch.payloads
+            self.received += batch.values
             self.client.accept(batch, len(batch.topics))
         if self.client.state is State.CONNECTED and not self.resent:
             self.resent = True

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siltstone.errors import CorruptionError, UsageError
+from siltstone.rows.batch import row_batch
 from siltstone.store.log.iterator import StreamIterator, StreamRef
 from siltstone.store.log.read.pieces import SCHEMA, Batch, Piece, Row
 from siltstone.store.log.write.cook import Call, Cook, Cooked
@@ -73,18 +74,20 @@ def calls(draw: st.DrawFn) -> tuple[Call, list[Sent]]:
     count = len(topics)
     values = draw(st.lists(PAYLOADS, min_size=count, max_size=count))
     publisher = draw(NAMES)
-    call = Call([topic.encode() for topic in topics], values, publisher.encode())
+    batch = row_batch([topic.encode() for topic in topics], values, publisher.encode())
+    call = Call(batch)
     publishers = [publisher] * count
     if draw(st.booleans()):
         publishers = draw(st.lists(NAMES, min_size=count, max_size=count))
-        call.publishers = [name.encode() for name in publishers]
-    call.flags = draw(st.sampled_from([0, 1, 6, 255]))
-    flags = [call.flags] * count
+        batch.publishers = [name.encode() for name in publishers]
+    batch.shared_flags = draw(st.sampled_from([0, 1, 6, 255]))
+    flags = [batch.shared_flags] * count
     if draw(st.booleans()):
-        flags = call.flag_list = draw(st.lists(st.integers(0, 255), min_size=count, max_size=count))
+        flags = batch.flags = draw(st.lists(st.integers(0, 255), min_size=count, max_size=count))
+        batch.shared_flags = -1
     properties = [b""] * count
     if draw(st.booleans()):
-        properties = call.properties = draw(st.lists(PAYLOADS, min_size=count, max_size=count))
+        properties = batch.properties = draw(st.lists(PAYLOADS, min_size=count, max_size=count))
     if draw(st.booleans()):
         call.producer, call.sequence = draw(st.binary(min_size=16, max_size=16)), draw(U64)
     sent = [Sent(*row) for row in zip(topics, values, publishers, flags, properties, strict=True)]
@@ -217,8 +220,8 @@ class TestRows:
             Sent(f"t/{number}", b"", f"device-{number % count}", 0, b"")
             for number in (*range(count), 0)
         ]
-        call = Call([row.topic.encode() for row in sent], [b""] * len(sent), b"")
-        call.publishers = [row.publisher.encode() for row in sent]
+        call = Call(row_batch([row.topic.encode() for row in sent], [b""] * len(sent), b""))
+        call.batch.publishers = [row.publisher.encode() for row in sent]
         cooked = Cook(Structure([100, 10]), 100).cook([call], NOW_US)
         assert in_order_of_arrival(rows_in(view_of(frame_bytes(cooked_frame(cooked))))) == sent
 

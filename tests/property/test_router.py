@@ -183,7 +183,7 @@ class RouterMachine(RuleBasedStateMachine):
         is_expiring = any(expiry != -1 for *_, expiry in messages)
         for topic, qos, retain, expiry in messages:
             batch.topics.append(topic)
-            batch.payloads.append(b"%d" % next(self.numbers))
+            batch.values.append(b"%d" % next(self.numbers))
             batch.flags.append(qos | retain << 2 | (8 if qos else 0))
             batch.packet_ids.append(1 if qos else 0)
             if is_expiring:
@@ -193,7 +193,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.router.dispatch(batch, outbox, 100.0)
         copies = [self.received(session) for session in self.sessions]
         for index, (topic, qos, retain, _) in enumerate(messages):
-            payload = batch.payloads[index]
+            payload = batch.values[index]
             properties = batch.properties[index] if is_expiring else b""
             for number, session in enumerate(self.sessions):
                 asked = self.direct(session, topic, is_own=number == source)

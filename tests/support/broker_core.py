@@ -34,6 +34,7 @@ from siltstone.mqtt.packets import (
 )
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.wire import Reader, Version
+from siltstone.rows.batch import RowBatch
 from siltstone.store.database import Database, Durability
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.log.write.partition import Columns, columns_of
@@ -70,6 +71,20 @@ class Append:
         return list(self.columns.values)
 
 
+def _columns_of(rows: Iterable[Row] | Columns | RowBatch) -> Columns:
+    if isinstance(rows, Columns):
+        return rows
+    if not isinstance(rows, RowBatch):
+        return columns_of(rows)
+    return Columns(
+        rows.topics,
+        rows.values,
+        rows.publishers or rows.publisher,
+        rows.shared_flags if rows.shared_flags >= 0 else rows.flags,
+        rows.properties or None,
+    )
+
+
 class ScriptedDatabase(Database):
     """Accepts appends, and completes them when the test says so; at once if it is automatic."""
 
@@ -83,7 +98,7 @@ class ScriptedDatabase(Database):
 
     def append(
         self,
-        rows: Iterable[Row] | Columns,
+        rows: Iterable[Row] | Columns | RowBatch,
         *,
         durability: Durability = "synced",
         producer: tuple[str, int] | None = None,
@@ -92,8 +107,10 @@ class ScriptedDatabase(Database):
         assert timeout == 0.0, "the loop must not wait for room"
         if self.refusals:
             raise self.refusals.popleft()
-        columns = rows if isinstance(rows, Columns) else columns_of(rows)
-        ticket = Ticket(columns.count, 1, waits=durability != "none")
+        columns = _columns_of(rows)
+        ticket = Ticket(columns.count, min(columns.count, 1), waits=durability != "none")
+        if ticket.done:
+            return ticket
         self.pending.append(Append(columns, durability, ticket, producer))
         if self.automatic:
             self.settle()

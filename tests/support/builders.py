@@ -16,6 +16,7 @@ from siltstone.clock import ManualClock
 from siltstone.fs.api import FileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.fs.publish import create_directories
+from siltstone.rows.batch import row_batch
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
 from siltstone.store.log.iterator import StreamIterator
@@ -23,7 +24,7 @@ from siltstone.store.log.opening import RecoveryReport, begin_slab, reopen_slab
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.log.read.scan import Status
 from siltstone.store.log.write.committer import Committer
-from siltstone.store.log.write.cook import Call
+from siltstone.store.log.write.cook import ROW_OVERHEAD, Call
 from siltstone.store.segment.chain import SlabIdentity
 from siltstone.store.slab.manifest import SlabRecord, SlabState
 from siltstone.store.slab.settings import DatabaseSettings
@@ -129,11 +130,11 @@ def rows_on(*topics: str) -> list[Row]:
 def call_on(*topics: str, sync: bool = True, producer: bytes = b"", sequence: int = 0) -> Call:
     """Return a call for a committer, with a row for each topic."""
     values = [b"%d" % number for number in range(len(topics))]
-    call = Call([topic.encode() for topic in topics], values, b"")
+    call = Call(row_batch([topic.encode() for topic in topics], values, b""))
     call.wants_sync = sync
     call.producer = producer
     call.sequence = sequence
-    call.measure(1 << 20)
+    call.size_bytes = call.batch.size_bytes + ROW_OVERHEAD * len(topics)
     return call
 
 

@@ -13,7 +13,15 @@ from librt.strings import BytesWriter
 
 from siltstone.errors import SiltstoneError
 from siltstone.mqtt.connection import Connection
-from siltstone.mqtt.flow import Receipts, Received, find_flags, find_reserved, pick, without
+from siltstone.mqtt.flow import (
+    Receipts,
+    Received,
+    find_flags,
+    find_reserved,
+    is_reserved,
+    pick,
+    without,
+)
 from siltstone.mqtt.properties import RULES, Kind
 from siltstone.mqtt.publish import (
     AckBatch,
@@ -45,7 +53,7 @@ def plain(value: Any) -> Any:
         case PublishBatch():
             return (
                 value.topics,
-                value.payloads,
+                value.values,
                 value.flags,
                 value.packet_ids,
                 value.properties,
@@ -237,7 +245,7 @@ def _batch(rng: Random) -> PublishBatch:
         for event in split.feed(publish(rng, 5)):
             if isinstance(event, PublishBatch):
                 batch.topics += event.topics
-                batch.payloads += event.payloads
+                batch.values += event.values
                 batch.flags += event.flags
                 batch.packet_ids += event.packet_ids
                 batch.properties += event.properties or [b""]
@@ -254,7 +262,7 @@ def publisher(rng: Random) -> Any:
     for index, topic in enumerate(batch.topics * 2):
         number = index % len(batch.topics)
         properties = batch.properties[number] if batch.properties else b""
-        message = topic, batch.payloads[number], batch.flags[number]
+        message = topic, batch.values[number], batch.flags[number]
         if writer.fits(*message, properties):
             writer.write(out, *message, batch.packet_ids[number], properties)
     raw = changed(rng, properties_of(rng))
@@ -266,7 +274,7 @@ def publisher(rng: Random) -> Any:
             encode_publishes,
             version,
             batch.topics,
-            batch.payloads,
+            batch.values,
             batch.flags,
             batch.packet_ids,
             batch.properties,
@@ -306,7 +314,8 @@ def flow(rng: Random) -> Any:
         found += [plain(new), plain(pick(batch, numbers)), plain(without(batch, numbers))]
         found += [
             len(receipts),
-            find_flags(batch.flags, 4),
-            find_reserved([*batch.topics, rng.choice(RESERVED).encode()]),
+            find_flags(batch, 4),
+            find_reserved(batch),
+            is_reserved(rng.choice(RESERVED).encode()),
         ]
     return found

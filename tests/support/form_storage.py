@@ -6,6 +6,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from siltstone.rows.batch import row_batch
 from siltstone.snapshot.format.records import (
     Handshakes,
     QueuedMessage,
@@ -124,14 +125,17 @@ def matcher(rng: Random) -> Any:
 
 def _call(rng: Random) -> Call:
     count = rng.choice((1, 2, 5, 40))
-    call = Call([topic(rng) for _ in range(count)], [rng.randbytes(3) for _ in range(count)], b"p")
+    batch = row_batch(
+        [topic(rng) for _ in range(count)], [rng.randbytes(3) for _ in range(count)], b"p"
+    )
     if rng.random() < 0.3:
-        call.publishers = [rng.choice((b"", b"x", b"y")) for _ in range(count)]
+        batch.publishers = [rng.choice((b"", b"x", b"y")) for _ in range(count)]
     if rng.random() < 0.3:
-        call.flag_list = [rng.randrange(7) for _ in range(count)]
+        batch.flags = [rng.randrange(7) for _ in range(count)]
     if rng.random() < 0.3:
-        call.properties = [rng.choice((b"", b"\3\0\1t")) for _ in range(count)]
-    return call
+        batch.properties = [rng.choice((b"", b"\3\0\1t")) for _ in range(count)]
+    batch.measure()
+    return Call(batch)
 
 
 def _facts(batch: FeedBatch) -> Any:
@@ -152,7 +156,7 @@ def frames(rng: Random) -> Any:
     learned = Structure([rng.choice((0, 1, 3))])
     cook = Cook(learned, rng.choice((1, 100)))
     calls = [_call(rng) for _ in range(rng.randrange(1, 4))]
-    sizes = [attempt(call.measure, 1 << 20) for call in calls]
+    sizes = [call.batch.size_bytes for call in calls]
     cooked = attempt(cook.cook, calls, NOW_US + rng.choice((0, 2**31, 2**40)))
     if isinstance(cooked, str | tuple) or not cooked.row_count:
         return sizes, [attempt(str, call.error) for call in calls]

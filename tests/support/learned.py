@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from siltstone.rows.batch import row_batch
 from siltstone.store.log.check.findings import Expected
 from siltstone.store.log.write.cook import Call, Cook
 from siltstone.store.segment.chain import SlabIdentity
@@ -38,8 +39,8 @@ def learned_frame(
     producers: bytes = b"",
 ) -> Frame:
     """Return a frame with a row for each topic and the edges that the topics add."""
-    call = Call(list(topics), [b"%d" % number for number in range(len(topics))], b"")
-    call.measure(1 << 20)
+    values = [b"%d" % number for number in range(len(topics))]
+    call = Call(row_batch(list(topics), values, b""))
     cooked = Cook(structure, 100).cook([call], timestamp_us or NOW_US + serial)
     cooked.producers = producers
     return cooked_frame(cooked, serial=serial)

@@ -40,7 +40,7 @@ def batch_of(*messages: tuple[str, bytes, int], properties: bytes = b"") -> Publ
     made = PublishBatch()
     for number, (topic, payload, flags) in enumerate(messages, 1):
         made.topics.append(topic.encode())
-        made.payloads.append(payload)
+        made.values.append(payload)
         made.flags.append(flags)
         made.packet_ids.append(number if flags & 3 else 0)
         if properties:
@@ -50,7 +50,7 @@ def batch_of(*messages: tuple[str, bytes, int], properties: bytes = b"") -> Publ
 
 def rows(batch: PublishBatch) -> list[tuple[bytes, bytes, int]]:
     """Return topic, payload and flags of the messages of a batch."""
-    return list(zip(batch.topics, batch.payloads, batch.flags, strict=True))
+    return list(zip(batch.topics, batch.values, batch.flags, strict=True))
 
 
 def spool_on(fs: FileSystem) -> Spool:

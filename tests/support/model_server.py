@@ -140,7 +140,7 @@ class ModelServer:
     def _publish(self, batch: PublishBatch, index: int) -> bytes:
         flags, packet_id = batch.flags[index], batch.packet_ids[index]
         qos = flags & 3
-        row = Received(batch.topics[index], batch.payloads[index], qos, packet_id, bool(flags & 8))
+        row = Received(batch.topics[index], batch.values[index], qos, packet_id, bool(flags & 8))
         self.received.append(row)
         if qos != 2 or packet_id not in self._taken:
             self.delivered.append(row.payload)

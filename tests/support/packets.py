@@ -411,7 +411,7 @@ def messages_of(batch: PublishBatch) -> list[Message]:
     assert count > 0, "a batch is never empty"
     properties = batch.properties or [b""] * count
     expiries = batch.expiries or [-1] * count
-    columns = (batch.topics, batch.payloads, batch.flags, batch.packet_ids, properties, expiries)
+    columns = (batch.topics, batch.values, batch.flags, batch.packet_ids, properties, expiries)
     return [Message(*row) for row in zip(*columns, strict=True)]
 
 

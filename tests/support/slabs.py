@@ -43,7 +43,7 @@ def append(slabs: Shards, *topics: str, shard: int = 0, size_bytes: int = 1) -> 
     """Append a row to each of these topics, and wait for everything that follows from it."""
     ticket = Ticket(len(topics), 1, waits=True)
     call = call_on(*topics)
-    call.values = [bytes(size_bytes)] * len(topics)
+    call.batch.values = [bytes(size_bytes)] * len(topics)
     slabs.leader(shard).append(call, ticket, None)
     ticket.wait()
     # Housekeeping follows the flush; sync waits for it.

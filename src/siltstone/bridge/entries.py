@@ -47,7 +47,7 @@ def came_us(entry: Entry) -> int:
 def encode_entries(batch: PublishBatch, now_us: int) -> Iterator[tuple[bytes, str]]:
     """Yield the data and metadata of the entries that hold a batch."""
     first = size = 0
-    sizes = [len(t) + len(p) for t, p in zip(batch.topics, batch.payloads, strict=True)]
+    sizes = [len(t) + len(p) for t, p in zip(batch.topics, batch.values, strict=True)]
     for index, message in enumerate(sizes):
         if index - first == _ENTRY_MESSAGES_MAX or (size and size + message > _ENTRY_BYTES_MAX):
             yield _encode(pick(batch, list(range(first, index))), now_us)
@@ -60,7 +60,7 @@ def _encode(batch: PublishBatch, now_us: int) -> tuple[bytes, str]:
     # Distinct packet ids, because the format requires them for QoS 1 and 2; they have no meaning.
     ids = list(range(1, len(batch.topics) + 1))
     flags = [flag & (_QOS | _RETAIN) for flag in batch.flags]
-    data = encode_publishes(Version.V5, batch.topics, batch.payloads, flags, ids, batch.properties)
+    data = encode_publishes(Version.V5, batch.topics, batch.values, flags, ids, batch.properties)
     return data, metadata_of(now_us, len(ids))
 
 
@@ -123,7 +123,7 @@ def publications(
             retain=retain and flags & _RETAIN != 0,
             properties=properties,
         )
-        made.append((publication, batch.payloads[index]))
+        made.append((publication, batch.values[index]))
     for publication, run in groupby(made, lambda pair: pair[0]):
         yield publication, [payload for _, payload in run]
 

@@ -71,6 +71,8 @@ class Inbound:
         """Return the messages with a local topic, renamed, without DUP and packet ids."""
         routes = [self._routes.find(topic) for topic in batch.topics]
         local = pick(batch, [index for index, route in enumerate(routes) if route is not None])
+        # The names are new, so the batch is no longer checked.
+        local.checked = False
         local.topics = [route.topic for route in routes if route is not None]
         local.flags = [flags & ~_DUP for flags in local.flags]
         local.packet_ids = [0] * len(local.topics)

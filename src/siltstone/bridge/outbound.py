@@ -175,7 +175,7 @@ class Outbound:
         if batch.properties or part.properties:
             batch.properties += part.properties or [b""] * len(part.topics)
         batch.topics += [route.topic for route in routes]
-        batch.payloads += part.payloads
+        batch.values += part.values
         batch.packet_ids += [0] * len(routes)
         batch.flags += [
             min(flags & _QOS, route.qos) | flags & ~_QOS
@@ -255,4 +255,4 @@ class Outbound:
 def _size_of(batch: PublishBatch, index: int, route: Route) -> int:
     """Return the maximum size of a message in an entry."""
     properties = len(batch.properties[index]) if batch.properties else 0
-    return len(batch.payloads[index]) + properties + len(route.topic) + _OVERHEAD_BYTES
+    return len(batch.values[index]) + properties + len(route.topic) + _OVERHEAD_BYTES

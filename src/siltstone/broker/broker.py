@@ -374,13 +374,13 @@ class Broker:
         and the changes by the other messages.
         Raises: OverloadedError, PoisonedError, ClosedError; then nothing was kept.
         """
-        indexes = find_flags(batch.flags, RETAIN)
+        indexes = find_flags(batch, RETAIN)
         if not indexes:
             return 0, [], []
         part = pick(batch, indexes)
         receipt = self.retained.put(
             part.topics,
-            part.payloads,
+            part.values,
             part.flags,
             part.properties,
             part.expiries,
@@ -390,7 +390,7 @@ class Broker:
         refused = [indexes[number] for number in receipt.refused]
         if receipt.ticket is None:
             return 0, refused, receipt.exchanges
-        size_bytes = sum(map(len, part.topics)) + sum(map(len, part.payloads))
+        size_bytes = sum(map(len, part.topics)) + sum(map(len, part.values))
         self.bridge.hold(size_bytes)
 
         def stored(ticket: Ticket) -> None:

@@ -189,13 +189,17 @@ class PosixFile:
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         descriptor = self._descriptor(to_write=True)
         left = memoryview(data).cast("B")
-        with _translated("write", self._path, needed_bytes=len(left)):
+        size = len(left)
+        # Not with `_translated`: its context is made anew for each write.
+        try:
             while left:
                 written = os.pwrite(descriptor, left, offset)
                 if written == 0:
                     raise DiskError(self._path, "write", "nothing was written", errno=0)
                 offset += written
                 left = left[written:]
+        except OSError as exc:
+            raise translate(exc, "write", self._path, needed_bytes=size) from exc
 
     def write(self, data: bytes | memoryview) -> None:
         self.write_at(self.size(), data)
@@ -252,8 +256,11 @@ class PosixFile:
     def sync(self) -> None:
         """Make contents and size durable, including what was stored through maps."""
         # fdatasync also writes the dirty pages of maps. Unlike mmap.flush, it releases the GIL.
-        with _translated("sync", self._path):
-            os.fdatasync(self._descriptor())
+        descriptor = self._descriptor()
+        try:
+            os.fdatasync(descriptor)
+        except OSError as exc:
+            raise translate(exc, "sync", self._path) from exc
 
     def close(self) -> None:
         # The descriptor is closed even if close(2) fails. A second close could close another file.

@@ -38,6 +38,8 @@ class Received:
 
         [MQTT-4.3.3-10]: a message whose packet id waits for PUBREL is not delivered again.
         """
+        if batch.checked and batch.any_flags & 2 == 0:
+            return batch
         repeated: list[int] = []
         known = self.packet_ids
         for index in range(len(batch.flags)):
@@ -130,13 +132,18 @@ class Receipts:
         """Add the acknowledgements of a batch; None if no message needs one."""
         first = 0
         second = 0
-        for index in range(len(batch.flags)):
-            qos = batch.flags[index] & 3
-            if qos == 1:
-                first += 1
-            elif qos == 2:
-                second += 1
-                self._second.add(batch.packet_ids[index])
+        if batch.checked and batch.any_flags & 3 == 0:
+            return None
+        if batch.checked and batch.shared_flags & 3 == 1:
+            first = len(batch.flags)
+        else:
+            for index in range(len(batch.flags)):
+                qos = batch.flags[index] & 3
+                if qos == 1:
+                    first += 1
+                elif qos == 2:
+                    second += 1
+                    self._second.add(batch.packet_ids[index])
         if first + second == 0:
             return None
         receipt = Receipt(batch.flags, batch.packet_ids, first)
@@ -165,6 +172,7 @@ def without(batch: PublishBatch, indexes: list[int]) -> PublishBatch:
     for index in range(len(batch.topics)):
         if index not in left_out:
             _copy(batch, kept, index)
+    _copy_checks(batch, kept)
     return kept
 
 
@@ -173,12 +181,21 @@ def pick(batch: PublishBatch, indexes: list[int]) -> PublishBatch:
     picked = PublishBatch()
     for index in indexes:
         _copy(batch, picked, index)
+    _copy_checks(batch, picked)
     return picked
+
+
+def _copy_checks(source: PublishBatch, target: PublishBatch) -> None:
+    """Let messages of a checked batch count as checked."""
+    if source.checked:
+        target.checked = True
+        target.has_dollar = source.has_dollar
+        target.measure()
 
 
 def _copy(source: PublishBatch, target: PublishBatch, index: int) -> None:
     target.topics.append(source.topics[index])
-    target.payloads.append(source.payloads[index])
+    target.values.append(source.values[index])
     target.flags.append(source.flags[index])
     target.packet_ids.append(source.packet_ids[index])
     if source.properties:
@@ -187,13 +204,19 @@ def _copy(source: PublishBatch, target: PublishBatch, index: int) -> None:
         target.expiries.append(source.expiries[index])
 
 
-def find_flags(flags: list[int], mask: int) -> list[int]:
+def find_flags(batch: PublishBatch, mask: int) -> list[int]:
     """Return the indexes of the messages that have one of these flags."""
+    if batch.checked and batch.any_flags & mask == 0:
+        return []
+    flags = batch.flags
     return [index for index in range(len(flags)) if flags[index] & mask != 0]
 
 
-def find_reserved(topics: list[bytes]) -> list[int]:
-    """Return the indexes of the topics that are reserved for the server (4.7.2)."""
+def find_reserved(batch: PublishBatch) -> list[int]:
+    """Return the indexes of the messages whose topic is reserved for the server (4.7.2)."""
+    if batch.checked and not batch.has_dollar:
+        return []
+    topics = batch.topics
     return [
         index
         for index in range(len(topics))

@@ -13,6 +13,7 @@ from mypy_extensions import i32, i64, mypyc_attr
 
 from siltstone.errors import UsageError
 from siltstone.mqtt.wire import VARIABLE_MAX
+from siltstone.rows.batch import RowBatch
 
 # The first bytes of acknowledgements.
 PUBACK: Final = 0x40
@@ -32,22 +33,21 @@ _ALIAS_SIZE_MAX: Final = 5
 
 
 @mypyc_attr(acyclic=True)
-class PublishBatch:
-    """Messages as parallel lists. Topics are complete: aliases are resolved.
+class PublishBatch(RowBatch):
+    """Messages as rows, with what only a connection has. Topics are complete: aliases are resolved.
 
     The packet id of a QoS 0 message is 0. `properties` are as received, without the topic alias,
     which is valid only on its connection. `expiries` are message expiry intervals in seconds. These
     two lists are empty if no message has a value; otherwise a message without a value has b"" and
-    -1.
+    -1. `flags` has an item for each message. The splitter checks its batches; `has_dollar` tells of
+    a checked batch whether any topic starts with $.
     """
 
     def __init__(self) -> None:
-        self.topics: list[bytes] = []
-        self.payloads: list[bytes] = []
-        self.flags: list[int] = []
+        super().__init__()
         self.packet_ids: list[int] = []
-        self.properties: list[bytes] = []
         self.expiries: list[int] = []
+        self.has_dollar = False
 
 
 @mypyc_attr(acyclic=True)

@@ -7,7 +7,7 @@ the connection, the error that ends it. The sizes of the pieces change only wher
 
 Invariants: a packet that exceeds the limit, or whose first byte is illegal, is refused before it is
 buffered; each byte is copied a bounded number of times, whatever the size of its packet and of the
-pieces; a batch contains only messages that `decode` would accept.
+pieces; a batch contains only messages that `decode` would accept, so it counts as checked.
 
 Flags are those of a stored row: QoS in bits 0 and 1, retain in 2, DUP in 3.
 """
@@ -47,6 +47,7 @@ _KNOWN_OVERHEAD: Final = 100
 _PLAIN_MAX: Final = 64
 # The bytes of CONNECT up to its protocol level: the name `MQTT` with its length, and the level.
 _LEVEL_END: Final = 7
+_DOLLAR: Final = 0x24
 
 # After this many bytes of one packet, the rest is buffered in separate parts, so that it is copied
 # only once, into the payload. The topic and the properties are before this limit, except with
@@ -191,7 +192,9 @@ class PacketSplitter:
         batch = self._batch
         assert batch is not None
         parts.append(chunk[:rest])
-        batch.payloads[-1] = b"".join([batch.payloads[-1], *parts])
+        begun = batch.values[-1]
+        batch.values[-1] = b"".join([begun, *parts])
+        batch.size_bytes += len(batch.values[-1]) - len(begun)
         return chunk[rest:]
 
     def _has_head(self, head: bytes, first: i64, start: i64) -> bool:
@@ -295,9 +298,17 @@ class PacketSplitter:
             batch = self._open_batch()
         if extended:
             self._add_properties(batch, topic)
+        stored = int(qos | (first & 1) << 2)
+        if batch.shared_flags != stored:
+            batch.shared_flags = -1 if batch.topics else stored
+        if topic[0] == _DOLLAR:
+            batch.has_dollar = True
+        flags = int(first & 8) | stored
+        batch.any_flags |= flags
+        batch.size_bytes += int(len(topic) + stop - position)
         batch.topics.append(topic)
-        batch.payloads.append(data[position:stop])
-        batch.flags.append(int(qos | (first & 1) << 2 | first & 8))
+        batch.values.append(data[position:stop])
+        batch.flags.append(flags)
         batch.packet_ids.append(int(packet_id))
 
     def _new_topic(self, topic: bytes, extended: bool) -> bytes:
@@ -334,6 +345,7 @@ class PacketSplitter:
     def _open_batch(self) -> PublishBatch:
         self._end_runs()
         batch = PublishBatch()
+        batch.checked = True
         self._batch = batch
         self._events.append(batch)
         return batch
@@ -355,6 +367,7 @@ class PacketSplitter:
         if self._properties:
             _pad_bytes(batch.properties, len(batch.topics))
             batch.properties.append(self._properties)
+            batch.size_bytes += len(self._properties)
         if self._expiry != NO_EXPIRY:
             _pad_integers(batch.expiries, len(batch.topics))
             batch.expiries.append(self._expiry)

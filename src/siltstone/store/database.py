@@ -19,6 +19,7 @@ import pyarrow as pa
 from siltstone.clock import Clock
 from siltstone.errors import NotFoundError, SiltstoneError, UsageError
 from siltstone.fs.api import FileSystem
+from siltstone.rows.batch import RowBatch
 from siltstone.store.feed.feeds import CREDIT, Feeds, Wanted, listen
 from siltstone.store.feed.position import FeedPosition
 from siltstone.store.feed.reader import FeedReader
@@ -34,7 +35,15 @@ from siltstone.store.log.read.scan import Span, Status, count_rows, read_stream
 from siltstone.store.log.read.selection import Choice, SlabExtent, choose_frames, extent_of
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.cook import Call
-from siltstone.store.log.write.partition import Columns, columns_of, may_hold, shard_of, split_call
+from siltstone.store.log.write.partition import (
+    Columns,
+    batch_of,
+    check_batch,
+    columns_of,
+    may_hold,
+    shard_of,
+    split_batch,
+)
 from siltstone.store.shard.block_log import BlockLogs
 from siltstone.store.shard.retry_dropped import again_when_dropped
 from siltstone.store.shard.shard import Roles
@@ -97,7 +106,7 @@ class Database:
 
     def append(
         self,
-        rows: Iterable[Row] | Columns,
+        rows: Iterable[Row] | Columns | RowBatch,
         *,
         durability: Durability = "synced",
         producer: tuple[str, int] | None = None,
@@ -123,26 +132,29 @@ class Database:
         shards = self._writable()
         if shards.manifest.holds_logs:
             raise UsageError(f"database {self.name!r} has topic logs: send messages to a topic log")
-        columns = rows if isinstance(rows, Columns) else columns_of(rows)
-        settings = self.settings
-        parts = split_call(columns, settings)
-        for part in parts:
-            _prepare(part.call, durability, producer)
-        ticket = Ticket(columns.count, len(parts), waits=durability != "none")
-        leaders = [shards.leader(part.shard) for part in parts]
-        for number, part in enumerate(parts):
+        if isinstance(rows, RowBatch):
+            batch = rows
+            check_batch(batch)
+        else:
+            batch = batch_of(rows if isinstance(rows, Columns) else columns_of(rows))
+        calls = split_batch(batch, self.settings)
+        for call in calls:
+            _prepare(call, durability, producer)
+        ticket = Ticket(len(batch.topics), len(calls), waits=durability != "none")
+        leaders = [shards.leader(call.shard) for call in calls]
+        for number, call in enumerate(calls):
             try:
-                leaders[number].append(part.call, ticket, seconds)
+                leaders[number].append(call, ticket, seconds)
             except SiltstoneError as exc:
                 # No shard may accept a later call of the producer before this one is repeated.
-                for leader, rest in zip(leaders[number + 1 :], parts[number + 1 :], strict=True):
+                for leader, rest in zip(leaders[number + 1 :], calls[number + 1 :], strict=True):
                     # A shard that cannot be opened accepts no later call either.
                     with suppress(SiltstoneError):
-                        leader.queue().refused(rest.call)
+                        leader.queue().refused(rest)
                 if number == 0:
                     raise
                 # Other parts of this call are in progress: the ticket reports the result of all.
-                for rest in parts[number:]:
+                for rest in calls[number:]:
                     ticket.resolve(exc, rest.rows)
                 break
         return ticket

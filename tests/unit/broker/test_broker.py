@@ -35,7 +35,7 @@ def batch_of(*rows: tuple[str, str], flags: int = 0) -> PublishBatch:
     batch = PublishBatch()
     for number, (topic, payload) in enumerate(rows, 1):
         batch.topics.append(topic.encode())
-        batch.payloads.append(payload.encode())
+        batch.values.append(payload.encode())
         batch.flags.append(flags)
         batch.packet_ids.append(number if flags & 3 else 0)
     return batch

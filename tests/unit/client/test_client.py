@@ -63,7 +63,7 @@ class Bench:
         self.on_wanted()
 
     def deliver(self, batch: PublishBatch) -> int:
-        self.delivered += batch.payloads
+        self.delivered += batch.values
         return len(batch.topics)
 
     def run(self, main: Coroutine[Any, Any, None] | None = None) -> None:

@@ -61,7 +61,7 @@ class Bench:
     def _deliver(self, batch: PublishBatch) -> int:
         if self._error is not None:
             raise self._error
-        self.delivered += batch.payloads
+        self.delivered += batch.values
         return len(batch.topics)
 
     def _pumped(self) -> None:

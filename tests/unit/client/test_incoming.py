@@ -9,7 +9,7 @@ def batch(*rows: tuple[int, int]) -> PublishBatch:
     made = PublishBatch()
     for number, (flags, packet_id) in enumerate(rows):
         made.topics.append(b"t/%d" % number)
-        made.payloads.append(b"%d" % number)
+        made.values.append(b"%d" % number)
         made.flags.append(flags)
         made.packet_ids.append(packet_id)
     return made
@@ -18,7 +18,7 @@ def batch(*rows: tuple[int, int]) -> PublishBatch:
 def accepted(incoming: Incoming, made: PublishBatch) -> list[bytes]:
     fresh = incoming.fresh(made)
     incoming.accept(fresh, len(fresh.topics))
-    return fresh.payloads
+    return fresh.values
 
 
 def test_each_qos_has_its_answer_and_qos_0_none() -> None:

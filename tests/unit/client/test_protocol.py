@@ -67,7 +67,7 @@ class Client:
     def receive(self, *packets: Packet) -> None:
         data = b"".join(encode(self.settings.version, packet) for packet in packets)
         for batch in self.protocol.receive(data, self.now):
-            self.delivered += batch.payloads
+            self.delivered += batch.values
             self.protocol.accept(batch, len(batch.topics))
 
     def sent(self) -> bytes:
@@ -182,7 +182,7 @@ def test_a_receiver_that_leaves_gets_nothing_more_and_acknowledges_what_it_took(
         batches.append(batch)
         client.session.leave()
         client.protocol.accept(batch, 1)
-    assert [batch.payloads for batch in batches] == [[b"1", b"2"]]
+    assert [batch.values for batch in batches] == [[b"1", b"2"]]
     client.session.outgoing.add(Publication(topic=b"t"), [b"unsent"])
     assert client.sent() == client.encoded(PubAck(packet_id=1), Disconnect())
     assert client.protocol.state is State.OVER

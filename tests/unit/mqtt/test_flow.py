@@ -25,7 +25,7 @@ def batch_of(*messages: Message, extended: bool = False) -> PublishBatch:
     batch = PublishBatch()
     for message in messages:
         batch.topics.append(message.topic)
-        batch.payloads.append(message.payload)
+        batch.values.append(message.payload)
         batch.flags.append(message.flags)
         batch.packet_ids.append(message.packet_id)
         if extended:
@@ -191,7 +191,7 @@ class TestParts:
         rows = messages_of(whole)
         assert messages_of(without(whole, [])) == messages_of(pick(whole, [0, 1, 2, 3])) == rows
         for part in (without(whole, [0, 1, 2, 3]), pick(whole, [])):
-            lists = (part.topics, part.payloads, part.flags, part.packet_ids)
+            lists = (part.topics, part.values, part.flags, part.packet_ids)
             assert (*lists, part.properties, part.expiries) == ([], [], [], [], [], [])
 
     def test_lists_that_were_empty_stay_so(self) -> None:
@@ -207,14 +207,19 @@ class TestParts:
             assert (part.packet_ids, part.properties, part.expiries) == ([1], [b"x"], [])
 
 
+def on_topics(*topics: bytes) -> PublishBatch:
+    return batch_of(*(message(0)._replace(topic=topic) for topic in topics))
+
+
 def test_flags_are_found_by_their_mask() -> None:
-    assert find_flags([0, 4, 1, 6, 8, 5], 4) == [1, 3, 5]
-    assert find_flags([0, 4, 1, 6, 8], 3) == [2, 3]
-    assert find_flags([], 4) == []
+    batch = batch_of(*map(message, (0, 4, 1, 6, 8, 5)))
+    assert find_flags(batch, 4) == [1, 3, 5]
+    assert find_flags(batch, 3) == [2, 3, 5]
+    assert find_flags(batch_of(), 4) == []
 
 
 def test_topics_of_the_server_start_with_a_dollar() -> None:
-    assert find_reserved([b"a", b"$SYS/x", b"a/$", b"$", b"/$"]) == [1, 3]
+    assert find_reserved(on_topics(b"a", b"$SYS/x", b"a/$", b"$", b"/$")) == [1, 3]
 
 
 def test_the_state_of_a_bridge_is_the_one_topic_below_sys_that_clients_have() -> None:
@@ -227,6 +232,6 @@ def test_the_state_of_a_bridge_is_the_one_topic_below_sys_that_clients_have() ->
         b"$SYS/broker/uptime",
         b"$other/broker/connection/a/state",
     ]
-    assert find_reserved(topics) == [1, 2, 3, 4, 5, 6]
+    assert find_reserved(on_topics(*topics)) == [1, 2, 3, 4, 5, 6]
     assert [is_reserved(topic) for topic in topics] == [False] + [True] * 6
     assert not is_reserved(b"broker/connection/a/state")

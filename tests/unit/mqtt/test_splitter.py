@@ -445,7 +445,7 @@ def test_a_large_message_in_pieces_is_followed_by_what_came_with_it(
     ]
     batches = [event for event in events if isinstance(event, PublishBatch)]
     assert [topic for batch in batches for topic in batch.topics] == [b"t", b"u"]
-    payloads = [payload for batch in batches for payload in batch.payloads]
+    payloads = [payload for batch in batches for payload in batch.values]
     assert payloads == [large.payload, small.payload]
     assert (batches[0].packet_ids[0], splitter.held_bytes()) == (7, 0)
 

@@ -78,7 +78,7 @@ class SysTopics:
             self._sent[topic] = payload
             self._broker.retained.put_volatile(topic, payload)
             batch.topics.append(topic)
-            batch.payloads.append(payload)
+            batch.values.append(payload)
             batch.flags.append(0)
             batch.packet_ids.append(0)
         self._broker.dispatch_unstored(batch)

@@ -185,7 +185,7 @@ class Router:
             expires_at = NEVER
             if expiring and batch.expiries[index] != NO_EXPIRY:
                 expires_at = now + batch.expiries[index]
-            payload = batch.payloads[index]
+            payload = batch.values[index]
             flags = batch.flags[index]
             for target in route.targets:
                 if target.no_local and target.outbox is source:

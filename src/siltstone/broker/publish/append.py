@@ -17,12 +17,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from siltstone.broker.publish.gather import GatheredPublishes
 from siltstone.errors import OutcomeUnknownError, OverloadedError, SiltstoneError
 from siltstone.guard import contain, contain_with
 from siltstone.mqtt.publish import PublishBatch
+from siltstone.rows.batch import RowBatch
 from siltstone.store.database import Database, Durability
-from siltstone.store.log.write.partition import Columns
 from siltstone.store.writer.ticket import Ticket
 
 # Runs a callback on the loop.
@@ -40,6 +39,8 @@ _PIPELINED_ROWS: Final = 256
 _LAZY_SECONDS: Final = 0.005
 # At this size a new append is started, so that the store can refuse one without the other.
 _APPEND_BYTES: Final = 16 * 1024 * 1024
+# Bytes of memory that a waiting message takes in addition to its own bytes.
+_OVERHEAD: Final = 64
 
 
 def stronger(one: Durability, other: Durability) -> Durability:
@@ -50,27 +51,51 @@ def stronger(one: Durability, other: Durability) -> Durability:
 
 
 class _Append:
-    """The rows of one append, and the callbacks that wait for its outcome."""
+    """The rows of one append, and the callbacks that wait for its outcome.
 
-    __slots__ = ("durability", "producer", "rows", "settles")
+    The first batch is handed on as it is. With the second one, both are copied into a batch of the
+    append.
+    """
+
+    __slots__ = ("_is_own", "_names", "durability", "producer", "rows", "settles", "size_bytes")
 
     def __init__(self, durability: Durability, producer: Producer | None = None) -> None:
         self.durability: Durability = durability
         # An append with a producer has the rows of one batch only. It does not count as under
         # way, so it does not wait for appends that are.
         self.producer = producer
-        self.rows = GatheredPublishes()
+        self.rows: RowBatch | None = None
+        self._is_own = False
+        # The publishers, each once for consecutive batches.
+        self._names: list[bytes] = []
         self.settles: list[Settle] = []
+        self.size_bytes = 0
 
-    def columns(self) -> Columns:
+    def __len__(self) -> int:
+        return 0 if self.rows is None else len(self.rows.topics)
+
+    def add(self, batch: RowBatch) -> int:
+        """Add a batch whose totals are set; return the size of its messages in memory."""
         rows = self.rows
-        return Columns(
-            rows.topics,
-            rows.payloads,
-            rows.publishers(),
-            rows.shared_flags(),
-            rows.all_properties(),
-        )
+        if rows is None:
+            self.rows = batch
+        else:
+            if not self._is_own:
+                self._is_own = True
+                own = RowBatch()
+                own.extend(rows)
+                rows = own
+                self.rows = own
+            rows.extend(batch)
+        if not self._names or self._names[-1] != batch.publisher:
+            self._names.append(batch.publisher)
+        size = batch.size_bytes + _OVERHEAD * len(batch.topics)
+        self.size_bytes += size
+        return size
+
+    def has(self, publisher: bytes) -> bool:
+        """Return whether any row has this publisher."""
+        return publisher in self._names
 
 
 class _DurabilityQueue:
@@ -142,19 +167,22 @@ class AppendBatcher:
         """
         lane = self._lane_of(durability, publisher)
         append = lane.open
-        if producer is not None or append is None or append.rows.size_bytes >= self._append_bytes:
+        if producer is not None or append is None or append.size_bytes >= self._append_bytes:
             append = _Append(durability, producer)
             lane.waiting.append(append)
             lane.open = append if producer is None else None
         else:
             append.durability = stronger(append.durability, durability)
-        self.pending_bytes += append.rows.add(batch, publisher)
+        batch.publisher = publisher
+        if not batch.checked:
+            batch.measure()
+        self.pending_bytes += append.add(batch)
         if settle is not None:
             append.settles.append(settle)
         self.rows += len(batch.topics)
         if self._flush_due:
             return
-        if durability != "none" or len(append.rows) >= self._pipelined_rows:
+        if durability != "none" or len(append) >= self._pipelined_rows:
             self._flush_due = True
             self._soon(self._flush)
         elif not self._lazy_due:
@@ -168,7 +196,7 @@ class AppendBatcher:
             if other is lane:
                 continue
             for append in other.waiting:
-                if append.rows.has(publisher):
+                if append.has(publisher):
                     return other
         return lane
 
@@ -190,7 +218,7 @@ class AppendBatcher:
         """Return whether an append may be given to the store now."""
         if append.producer is not None or lane.under_way == 0:
             return True
-        return lane.under_way < _UNDER_WAY_MAX and len(append.rows) >= self._pipelined_rows
+        return lane.under_way < _UNDER_WAY_MAX and len(append) >= self._pipelined_rows
 
     def _submit(self, lane: _DurabilityQueue, append: _Append) -> bool:
         """Give an append to the database; return whether the next one may follow now."""
@@ -215,9 +243,10 @@ class AppendBatcher:
     def _hand_over(self, append: _Append, outcomes: list[Ticket | SiltstoneError]) -> None:
         """Give an append to the database; add its ticket or the error to the outcomes."""
         assert self._database is not None, "without a database nothing is stored"
+        assert append.rows is not None
         try:
             ticket = self._database.append(
-                append.columns(),
+                append.rows.stored(),
                 durability=append.durability,
                 producer=append.producer,
                 timeout=0.0,
@@ -247,7 +276,7 @@ class AppendBatcher:
     def _settle(self, lane: _DurabilityQueue, append: _Append, error: Exception | None) -> None:
         if append.producer is None:
             lane.under_way -= 1
-        self.pending_bytes -= append.rows.size_bytes
+        self.pending_bytes -= append.size_bytes
         for settle in append.settles:
             contain_with(settle, error)
         self._flush()

@@ -19,7 +19,7 @@ from siltstone.store.log.write.partition import Columns
 def publish_rows(broker: Broker, rows: Columns) -> None:
     """Send rows to their subscribers, and keep those with the retain flag."""
     batch = batch_of(rows)
-    retained = find_flags(batch.flags, RETAIN)
+    retained = find_flags(batch, RETAIN)
     if not retained and not len(broker.router):
         return
     publishers = rows.publisher
@@ -39,7 +39,7 @@ def batch_of(rows: Columns) -> PublishBatch:
     """Return rows as a batch of MQTT messages."""
     batch = PublishBatch()
     batch.topics = rows.topics
-    batch.payloads = rows.values
+    batch.values = rows.values
     batch.flags = [rows.flags] * rows.count if isinstance(rows.flags, int) else rows.flags
     batch.packet_ids = [0] * rows.count
     if rows.properties is not None:

@@ -121,7 +121,7 @@ class PublishReceiver:
             # [MQTT-3.3.4-7].
             self._owner.end(Reason.RECEIVE_MAXIMUM_EXCEEDED)
             return
-        if self._line or (session.durable is not None and find_flags(batch.flags, QOS2)):
+        if self._line or (session.durable is not None and find_flags(batch, QOS2)):
             # Later batches wait too, so that all messages stay in order.
             self._line.append((batch, receipt))
             session.unsettled += 1
@@ -159,7 +159,7 @@ class PublishReceiver:
         inbound = durable.inbound
         received = session.received.packet_ids
         known: list[int] = []
-        for index in find_flags(batch.flags, QOS2):
+        for index in find_flags(batch, QOS2):
             packet_id = batch.packet_ids[index]
             doubt = None if packet_id in received else inbound.doubt_of(packet_id)
             if doubt is None:
@@ -203,7 +203,7 @@ class PublishReceiver:
         durable = self._session.durable
         assert durable is not None
         inbound = durable.inbound
-        second = pick(fresh, find_flags(fresh.flags, QOS2))
+        second = pick(fresh, find_flags(fresh, QOS2))
         producer: Producer | None = None
         announced: list[int] = []
         for durability, part in self._broker.rules.split(second).items():
@@ -229,7 +229,7 @@ class PublishReceiver:
         self._take_first(fresh, producer)
         while self._line:
             batch, _ = self._line[0]
-            if find_flags(batch.flags, QOS2):
+            if find_flags(batch, QOS2):
                 self._go_on_with(partial(self._announce, batch))
                 return
             self._take_first(batch, None)
@@ -251,7 +251,7 @@ class PublishReceiver:
         rules = self._broker.rules
         if not rules.leaves_out:
             return True
-        second = pick(fresh, find_flags(fresh.flags, QOS2))
+        second = pick(fresh, find_flags(fresh, QOS2))
         return all(
             durability is None or set(announced).issuperset(part.packet_ids)
             for durability, part in rules.split(second).items()
@@ -370,7 +370,7 @@ class PublishReceiver:
         try:
             waits, beyond, exchanges = self._broker.retain(batch, self._session.publisher, settle)
         except SiltstoneError as exc:
-            refused = find_flags(batch.flags, RETAIN)
+            refused = find_flags(batch, RETAIN)
             self._tell_refused("publish_refused", batch, refused, reason_of(exc))
             return 0, self._leave_out(batch, refused, receipt, reason_of(exc)), []
         if beyond and self._acknowledges_refused:
@@ -383,7 +383,7 @@ class PublishReceiver:
 
     def _forbidden(self, batch: PublishBatch) -> list[int]:
         """Return the indexes of messages that the client may not publish."""
-        refused = find_reserved(batch.topics)
+        refused = find_reserved(batch)
         access = self._broker.access
         if access.open:
             return refused
@@ -533,4 +533,4 @@ class PublishReceiver:
 
 
 def _hash_of(batch: PublishBatch, index: int) -> int:
-    return hash((batch.topics[index], batch.payloads[index]))
+    return hash((batch.topics[index], batch.values[index]))

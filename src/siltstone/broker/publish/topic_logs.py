@@ -43,7 +43,7 @@ class Publishing:
             return
         batch = PublishBatch()
         batch.topics = [(rule.prefix + topic).encode()] * len(values)
-        batch.payloads = values
+        batch.values = values
         batch.flags = [rule.qos] * len(values)
         batch.packet_ids = [0] * len(values)
         self._broker.dispatch(batch, None)

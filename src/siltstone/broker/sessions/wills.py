@@ -84,7 +84,7 @@ def batch_of(will: SavedWill) -> PublishBatch:
     """Return the message of a will."""
     batch = PublishBatch()
     batch.topics.append(will.topic)
-    batch.payloads.append(will.payload)
+    batch.values.append(will.payload)
     batch.flags.append(will.qos | (_RETAIN if will.retain else 0))
     batch.packet_ids.append(0)
     if will.properties:

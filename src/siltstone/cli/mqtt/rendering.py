@@ -53,7 +53,7 @@ class Message:
 
 def plain(end: bytes) -> Render:
     """Write payloads unchanged."""
-    return lambda batch, _time_us: b"".join([payload + end for payload in batch.payloads])
+    return lambda batch, _time_us: b"".join([payload + end for payload in batch.values])
 
 
 def with_topics(end: bytes) -> Render:
@@ -61,7 +61,7 @@ def with_topics(end: bytes) -> Render:
     return lambda batch, _time_us: b"".join(
         [
             topic + b" " + payload + end
-            for topic, payload in zip(batch.topics, batch.payloads, strict=True)
+            for topic, payload in zip(batch.topics, batch.values, strict=True)
         ]
     )
 
@@ -75,7 +75,7 @@ def formatted(text: str, end: bytes) -> Render:
         for index in range(len(batch.topics)):
             message = Message(
                 topic=batch.topics[index],
-                payload=batch.payloads[index],
+                payload=batch.values[index],
                 flags=batch.flags[index],
                 packet_id=batch.packet_ids[index],
                 encoded_properties=batch.properties[index] if batch.properties else b"",

@@ -19,30 +19,22 @@ from typing import Final
 
 import pyarrow as pa
 
+from siltstone.rows.columns import table_fields
+
 PAYLOAD: Final = "payload"
 LEVELS: Final = "levels"
-SCHEMA: Final = pa.schema(
-    [
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field(
-            LEVELS, pa.list_(pa.field("element", pa.string(), nullable=False)), nullable=False
-        ),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("publisher", pa.string(), nullable=False),
-        pa.field("qos", pa.int8(), nullable=False),
-        pa.field("retain", pa.bool_(), nullable=False),
-        pa.field(
-            "properties",
-            pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False)),
-            nullable=False,
-        ),
-        pa.field(PAYLOAD, pa.binary(), nullable=False),
-        pa.field("shard", pa.int32(), nullable=False),
-        pa.field("generation", pa.int32(), nullable=False),
-        pa.field("stream", pa.int64(), nullable=False),
-        pa.field("serial", pa.int64(), nullable=False),
-    ]
+_LEVELS_FIELD: Final = pa.field(
+    LEVELS, pa.list_(pa.field("element", pa.string(), nullable=False)), nullable=False
 )
+
+
+def _schema() -> pa.Schema:
+    """Return the columns of the store, with the levels behind the topic."""
+    topic, *others = table_fields().values()
+    return pa.schema([topic, _LEVELS_FIELD, *others])
+
+
+SCHEMA: Final = _schema()
 COLUMNS: Final = tuple(SCHEMA.names)
 
 

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Final
 
 from siltstone.errors import CorruptionError, SlabDroppedError
+from siltstone.rows.batch import RowBatch
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.cook import Block, Call
 from siltstone.store.segment.frame import ROWS, VALUE_OFFSETS, VALUES
@@ -87,7 +88,7 @@ class BlockLog:
         return self._submit(Block(self.topic_bytes, offsets, b"", room), len(offsets), timeout)
 
     def _submit(self, block: Block, size_bytes: int, timeout: float | None) -> Ticket:
-        call = Call([], [], b"")
+        call = Call(RowBatch())
         call.block = block
         call.size_bytes = size_bytes + _BLOCK_BYTES
         ticket = Ticket(block.count, 1, waits=True)

@@ -140,7 +140,13 @@ class ShardWriter(Generic[C]):
         self._clock = clock
         # Tickets that have no lock of their own share it.
         self.mutex = Lock()
+        # Callers that wait for room wait for it.
         self._condition = Condition(self.mutex)
+        # The thread sleeps until the bell is released. A Condition would create a lock for each
+        # wait, and most flushes of a quiet shard have a single row.
+        self._bell = Lock()
+        self._bell.acquire()
+        self._is_asleep = False
         self._pending: deque[C] = deque()
         self._pending_bytes = 0
         self._pending_items = 0
@@ -235,6 +241,7 @@ class ShardWriter(Generic[C]):
         with self.mutex:
             self._closing = self._stopped = True
             self._wake()
+            self._condition.notify_all()
             thread = self._worker
         if thread is None:
             self._run()
@@ -258,7 +265,26 @@ class ShardWriter(Generic[C]):
 
     def _wake(self) -> None:
         self._wakes_at = 0
-        self._condition.notify_all()
+        if self._is_asleep:
+            self._is_asleep = False
+            self._bell.release()
+
+    def _sleep(self, seconds: float | None) -> bool:
+        """Release the mutex until the thread is woken or the time is over; return whether it was
+        woken.
+        """
+        self._is_asleep = True
+        self.mutex.release()
+        try:
+            is_woken = self._bell.acquire(timeout=-1 if seconds is None else max(0.0, seconds))
+        finally:
+            self.mutex.acquire()
+        if not is_woken and not self._is_asleep:
+            # It was woken after the time was over and before the mutex was taken.
+            self._bell.acquire()
+            is_woken = True
+        self._is_asleep = False
+        return is_woken
 
     def _wait_for_room(self, call: C, size_bytes: int, timeout: float | None) -> None:
         """Wait until at most `size_bytes` are pending, or none. The flush begins at once."""
@@ -321,7 +347,7 @@ class ShardWriter(Generic[C]):
                 else:
                     delay = self._layout.idle_seconds()
                     self._wakes_at = 1
-                if not self._condition.wait(delay) and not self._pending:
+                if not self._sleep(delay) and not self._pending:
                     self._wakes_at = 0
                     return [], []
             self._wakes_at = 0

@@ -29,7 +29,7 @@ def batch_of(*topics: bytes, flags: int = 2) -> PublishBatch:
     batch = PublishBatch()
     for index, topic in enumerate(topics):
         batch.topics.append(topic)
-        batch.payloads.append(b"%d" % index)
+        batch.values.append(b"%d" % index)
         batch.flags.append(flags)
         batch.packet_ids.append(100 + index)
     return batch

@@ -62,7 +62,7 @@ def fail(*_: object) -> None:
 def batch_of(topic: str, *payloads: str) -> PublishBatch:
     batch = PublishBatch()
     batch.topics = [topic.encode()] * len(payloads)
-    batch.payloads = [payload.encode() for payload in payloads]
+    batch.values = [payload.encode() for payload in payloads]
     batch.flags = [1] * len(payloads)
     batch.packet_ids = list(range(1, len(payloads) + 1))
     return batch

@@ -10,7 +10,7 @@ EXPIRY = b"\x02\x00\x00\x00\x3c"
 
 def test_rows_become_a_batch_of_messages() -> None:
     batch = batch_of(Columns([b"a", b"b"], [b"1", b"2"], b"p", 1, [EXPIRY, b""]))
-    assert (batch.topics, batch.payloads) == ([b"a", b"b"], [b"1", b"2"])
+    assert (batch.topics, batch.values) == ([b"a", b"b"], [b"1", b"2"])
     assert (batch.flags, batch.packet_ids) == ([1, 1], [0, 0])
     assert (batch.properties, batch.expiries) == ([EXPIRY, b""], [60, -1])
 

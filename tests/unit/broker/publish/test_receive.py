@@ -589,7 +589,7 @@ class Spooling:
         """Tell the outcome of what came first; return what that is."""
         batch, settle = self.waiting.pop(0)
         settle(batch, error)
-        return batch.payloads
+        return batch.values
 
 
 class TestDoubtful:

@@ -17,7 +17,7 @@ def batch_of(*topics: bytes) -> PublishBatch:
     batch = PublishBatch()
     for number, topic in enumerate(topics):
         batch.topics.append(topic)
-        batch.payloads.append(b"%d" % number)
+        batch.values.append(b"%d" % number)
         batch.flags.append(1)
         batch.packet_ids.append(100 + number)
     return batch
@@ -25,7 +25,7 @@ def batch_of(*topics: bytes) -> PublishBatch:
 
 def rows(parts: dict[Any, PublishBatch]) -> dict[Any, list[tuple[bytes, bytes, int]]]:
     return {
-        durability: list(zip(part.topics, part.payloads, part.packet_ids, strict=True))
+        durability: list(zip(part.topics, part.values, part.packet_ids, strict=True))
         for durability, part in parts.items()
     }
 

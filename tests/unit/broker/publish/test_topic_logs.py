@@ -39,8 +39,7 @@ def test_messages_go_to_subscribers_by_the_first_rule_that_matches() -> None:
     made.publish("a/b/c", [b"3"])
     made.publish("b", [b"4"])
     found = [
-        (batch.topics, batch.payloads, batch.flags, batch.packet_ids)
-        for batch in subscribers.batches
+        (batch.topics, batch.values, batch.flags, batch.packet_ids) for batch in subscribers.batches
     ]
     assert found == [
         ([b"log/a/b"] * 2, [b"1", b"2"], [2, 2], [0, 0]),

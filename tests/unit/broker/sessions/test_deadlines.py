@@ -65,7 +65,7 @@ class Bridge:
         assert settle is not None
         error = DiskError(PurePath("/spool"), "write", "scripted", errno=5) if self.fails else None
         if error is None:
-            self.taken += batch.payloads
+            self.taken += batch.values
         self._later.append(partial(settle, batch, error))
         return 1
 

@@ -42,7 +42,7 @@ class Taking:
     def take(self, *rows: tuple[bytes, bool]) -> int:
         batch = PublishBatch()
         batch.topics = [b"t"] * len(rows)
-        batch.payloads = [payload for payload, _ in rows]
+        batch.values = [payload for payload, _ in rows]
         batch.flags = [4 if retained else 0 for _, retained in rows]
         batch.packet_ids = [0] * len(rows)
         return self.receiver.take(batch)

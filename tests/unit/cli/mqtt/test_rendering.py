@@ -24,7 +24,7 @@ PROPERTIES = Properties(
 def batch(payload: bytes = b"pay", *, properties: bytes = b"") -> PublishBatch:
     made = PublishBatch()
     made.topics = [b"a/b", b"c"]
-    made.payloads = [payload, b"\x00\xff"]
+    made.values = [payload, b"\x00\xff"]
     made.flags = [1 | 4, 2 | 8]
     made.packet_ids = [7, 8]
     if properties:

@@ -248,7 +248,7 @@ def test_wrong_input_is_status_2_and_one_sentence(
 
 def test_the_way_of_writing_is_chosen_once() -> None:
     batch = PublishBatch()
-    batch.topics, batch.payloads = [b"t"], [b"p"]
+    batch.topics, batch.values = [b"t"], [b"p"]
     batch.flags, batch.packet_ids = [0], [0]
     plain = choose_render(None, json=False, verbose=False, no_newline=False)
     verbose = choose_render(None, json=False, verbose=True, no_newline=True)

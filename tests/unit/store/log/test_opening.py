@@ -48,7 +48,7 @@ def rolled(world: World, **changes: Any) -> Committer:
     committer = begun(world, **changes)
     for number in range(6):
         call = call_on(f"t/{number}", producer=producer_key("p"), sequence=number)
-        call.values = [bytes(SEGMENT_BYTES // 3)]
+        call.batch.values = [bytes(SEGMENT_BYTES // 3)]
         committer.commit([call])
     assert [handle.base_serial for handle in committer.slab.handles()] == [0, 2, 4]
     return committer
@@ -277,11 +277,11 @@ def test_the_gap_is_left_though_the_segment_has_no_room_for_a_frame() -> None:
     committer = begun(World(fs))
     committer.commit([call_on("t", sync=False)])
     filler = call_on("t")
-    filler.values = [bytes(8)]
+    filler.batch.values = [bytes(8)]
     before = end_of(committer)
     committer.commit([filler])
     overhead = end_of(committer) - before - 8
-    filler.values = [bytes(SEGMENT_BYTES - end_of(committer) - overhead)]
+    filler.batch.values = [bytes(SEGMENT_BYTES - end_of(committer) - overhead)]
     committer.commit([filler])
     assert (end_of(committer), len(committer.slab.handles())) == (SEGMENT_BYTES, 1)
     again, _ = reopened(World(fs.crash_clone()))

@@ -111,7 +111,7 @@ def test_rows_are_counted_by_stream_over_all_segments() -> None:
     committer = spread(World())
     for number in range(5):
         call = call_on(f"a/{number}", "b")
-        call.values = [bytes(SEGMENT_BYTES // 3), b""]
+        call.batch.values = [bytes(SEGMENT_BYTES // 3), b""]
         committer.commit([call])
     slab = committer.slab
     assert len(slab.handles()) == 3
@@ -153,7 +153,7 @@ def test_another_process_follows_into_new_segments(*, looks_between: bool) -> No
     slab.load()
     for number in range(6):
         call = call_on(f"{number}/x")
-        call.values = [bytes(SEGMENT_BYTES // 3)]
+        call.batch.values = [bytes(SEGMENT_BYTES // 3)]
         committer.commit([call])
         if looks_between:
             slab.refresh()

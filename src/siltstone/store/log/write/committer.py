@@ -143,11 +143,14 @@ class Committer:
         fresh = without_repetitions(calls, self._producers)
         if self._was_full and self._writer.active is not None:
             # Check the space before cooking: it is slow to forget the edges of refused rows.
-            needed = sum(len(value) for call in fresh for value in call.values)
+            needed = sum(len(value) for call in fresh for value in call.batch.values)
             self._writer.active.take_space(needed)
         cooked = self._cook.cook(fresh, timestamp_us)
         # A repeated call counts, too: it asks for a sync of rows that were stored before.
-        sync = any(call.wants_sync for call in calls if call.error is None)
+        sync = False
+        for call in calls:
+            if call.wants_sync and call.error is None:
+                sync = True
         frame_serial = self.next_serial
         if cooked.row_count:
             try:
@@ -482,7 +485,8 @@ class Committer:
         self, calls: list[Call], fresh: list[Call], cooked: Cooked, frame_serial: int
     ) -> list[Outcome | Exception]:
         outcomes: list[Outcome | Exception] = []
-        stored = {id(call) for call in fresh}
+        has_repeated = len(fresh) != len(calls)
+        stored = {id(call) for call in fresh} if has_repeated else set()
         timestamp_us = cooked.timestamp_us
         places: RowPlaces | None = None
         if len(cooked.streams) > 1:
@@ -494,11 +498,11 @@ class Committer:
             if call.error is not None:
                 outcomes.append(call.error)
                 continue
-            duplicate = id(call) not in stored
+            duplicate = has_repeated and id(call) not in stored
             outcomes.append(
                 Outcome(
                     duplicate=duplicate,
-                    count=0 if duplicate else len(call.topics),
+                    count=0 if duplicate else len(call.batch.topics),
                     timestamp_us=timestamp_us,
                     frame_serial=frame_serial,
                     frame_timestamp_us=cooked.timestamp_us,
@@ -506,5 +510,5 @@ class Committer:
                 )
             )
             if not duplicate:
-                timestamp_us += len(call.topics)
+                timestamp_us += len(call.batch.topics)
         return outcomes

@@ -20,11 +20,12 @@ from typing import Final
 from mypy_extensions import i32, i64
 
 from siltstone.errors import InvalidTopicError, SiltstoneError, UsageError
+from siltstone.rows.batch import RowBatch
 from siltstone.store.segment.body import StreamRows
 from siltstone.store.segment.frame import PRODUCER
 from siltstone.store.segment.writer import Room
 from siltstone.store.writer.queue import Queued
-from siltstone.topic.grammar import TOPIC_SIZE_MAX, check_topic
+from siltstone.topic.grammar import check_topic
 from siltstone.topic.structure import Stream, Structure
 
 NO_PRODUCER: Final = b""
@@ -57,49 +58,35 @@ class Block:
 
 
 class Call(Queued):
-    """One append to one shard, as parallel lists; its rows are stored together or not at all."""
+    """One append to one shard; its rows are stored together or not at all."""
 
-    def __init__(self, topics: list[bytes], values: list[bytes], publisher: bytes) -> None:
+    def __init__(self, batch: RowBatch) -> None:
         super().__init__()
-        self.topics = topics
-        self.values = values
-        self.publisher = publisher
-        self.publishers: list[bytes] | None = None
-        self.flags = 0
-        self.flag_list: list[int] | None = None
-        self.properties: list[bytes] | None = None
+        self.batch = batch
+        self.shard = 0
         self.producer = NO_PRODUCER
         self.sequence = 0
         self.wants_sync = True
         self.error: SiltstoneError | None = None
-        # Used instead of the lists if it is set.
+        # Used instead of the batch if it is set.
         self.block: Block | None = None
 
     @property
     def row_count(self) -> int:
         """The number of rows."""
-        return len(self.topics) if self.block is None else self.block.count
+        return len(self.batch.topics) if self.block is None else self.block.count
 
     def item_count(self) -> int:
         """Return the number of rows."""
         return self.row_count
 
-    def measure(self, value_bytes_max: int) -> None:
-        """Check the shape of the columns and set the size. Raises: UsageError, naming the row."""
-        count = len(self.topics)
-        total = measure_column(self.topics, "topics", count, TOPIC_SIZE_MAX)
-        total += measure_column(self.values, "values", count, value_bytes_max)
-        if self.publishers is not None:
-            total += measure_column(self.publishers, "publishers", count, TOPIC_SIZE_MAX)
-        if self.properties is not None:
-            total += measure_column(self.properties, "properties", count, value_bytes_max)
-        self.size_bytes = total + ROW_OVERHEAD * count
-
 
 def has_sound_topics(call: Call) -> bool:
     """Return whether all topics of a call are valid, so that a cook accepts it."""
+    if call.batch.checked:
+        return True
     try:
-        for topic in call.topics:
+        for topic in call.batch.topics:
             check_topic(topic)
     except InvalidTopicError:
         return False
@@ -196,7 +183,7 @@ class Cook:
         cooked.flags = _shared_flags(accepted)
         with_properties = False
         for call in accepted:
-            if call.properties is not None:
+            if call.batch.properties:
                 with_properties = True
         streams = self._streams
         timestamp = timestamp_us
@@ -209,7 +196,7 @@ class Cook:
                 _place_flags(streams, call, placed[k])
             if with_properties:
                 _place_properties(streams, call, placed[k])
-            timestamp += len(call.topics)
+            timestamp += len(call.batch.topics)
         cooked.streams = sorted(streams, key=_stream_id)
         cooked.row_count = timestamp - timestamp_us
         cooked.edges = self.structure.take_pending() if self.structure.has_pending() else b""
@@ -248,7 +235,7 @@ class Cook:
     def _find_places(self, call: Call) -> list[int] | None:
         """Return the place of each row; if a topic is bad, set the error and return None."""
         known = self._places
-        topics = call.topics
+        topics = call.batch.topics
         places: list[int] = []
         is_whole = True
         # Check all topics first: a refused call must not change the frame or the structure.
@@ -259,7 +246,7 @@ class Cook:
                 number = self._find_stream(topics[i])
                 if number >= 0:
                     place = _of_stream(number)
-                elif not self._is_sound(call, i):
+                elif not call.batch.checked and not self._is_sound(call, i):
                     return None
             places.append(place)
         if not is_whole:
@@ -274,7 +261,7 @@ class Cook:
     def _is_sound(self, call: Call, row: int) -> bool:
         """Return whether a topic obeys all rules; if not, set the error of the call."""
         try:
-            check_topic(call.topics[row])
+            check_topic(call.batch.topics[row])
         except InvalidTopicError as exc:
             rows = call.rows
             call.error = InvalidTopicError(f"{exc}: row={row if rows is None else rows[row]}")
@@ -338,10 +325,11 @@ def _publisher_names(calls: list[Call]) -> dict[bytes, int]:
     """Number the publishers of all calls; return an empty dictionary if all are unknown."""
     names: dict[bytes, int] = {}
     for call in calls:
-        publishers = call.publishers
-        if publishers is None:
-            if call.publisher not in names:
-                names[call.publisher] = len(names)
+        publisher = call.batch.publisher
+        publishers = call.batch.publishers
+        if not publishers:
+            if publisher not in names:
+                names[publisher] = len(names)
         else:
             for name in publishers:
                 if name not in names:
@@ -355,9 +343,10 @@ def _shared_flags(calls: list[Call]) -> int:
     """Return the flags that all rows share, or -1."""
     shared = -1
     for call in calls:
-        if call.flag_list is not None or (shared >= 0 and call.flags != shared):
+        flags = call.batch.shared_flags
+        if flags < 0 or (shared >= 0 and flags != shared):
             return -1
-        shared = call.flags
+        shared = flags
     return shared
 
 
@@ -365,7 +354,7 @@ def _place_rows(
     streams: list[StreamRows], call: Call, places: list[int], timestamp_us: int
 ) -> None:
     """Add the time, topic and value of each row to its stream."""
-    values = call.values
+    values = call.batch.values
     timestamp: i64 = timestamp_us
     for i in range(len(places)):
         place: i64 = places[i]
@@ -376,30 +365,30 @@ def _place_rows(
 def _place_publishers(
     streams: list[StreamRows], call: Call, places: list[int], names: dict[bytes, int]
 ) -> None:
-    publishers = call.publishers
-    number = 0 if publishers is not None else names[call.publisher]
+    publishers = call.batch.publishers
+    number = 0 if publishers else names[call.batch.publisher]
     for i in range(len(places)):
-        if publishers is not None:
+        if publishers:
             number = names[publishers[i]]
         place: i64 = places[i]
         streams[place >> 32].publishers.append(number)
 
 
 def _place_flags(streams: list[StreamRows], call: Call, places: list[int]) -> None:
-    flag_list = call.flag_list
-    flags = call.flags
+    flags = call.batch.shared_flags
+    is_shared = flags >= 0
     for i in range(len(places)):
-        if flag_list is not None:
-            flags = flag_list[i]
+        if not is_shared:
+            flags = call.batch.flags[i]
         place: i64 = places[i]
         streams[place >> 32].flags.append(flags)
 
 
 def _place_properties(streams: list[StreamRows], call: Call, places: list[int]) -> None:
-    properties = call.properties
+    properties = call.batch.properties
     item = b""
     for i in range(len(places)):
-        if properties is not None:
+        if properties:
             item = properties[i]
         place: i64 = places[i]
         streams[place >> 32].properties.append(item)

@@ -86,6 +86,9 @@ class LogLayout:
 
     def commit(self, batch: list[Call]) -> list[Outcome | Exception]:
         """Store the admitted calls; remember which calls a producer must repeat."""
+        if len(batch) == 1 and not batch[0].producer:
+            refusal = self._refusal(batch[0], 0, ())
+            return self._store(batch) if refusal is None else [refusal]
         admitted: list[Call] = []
         size = 0
         # A repeated call may come before the later calls of its producer in the same flush.
@@ -111,15 +114,11 @@ class LogLayout:
     def idle_seconds(self) -> float | None:
         """Return the seconds without work after which `look_after` is due; None means never."""
         settings = self.committer.settings
-        waits = [
-            seconds
-            for seconds in (
-                settings.sync_interval if self.committer.unsynced else None,
-                1.0 if settings.rotate_seconds or settings.retain_seconds else None,
-            )
-            if seconds is not None
-        ]
-        return min(waits) if waits else None
+        seconds = 1.0 if settings.rotate_seconds or settings.retain_seconds else None
+        if self.committer.unsynced:
+            interval = settings.sync_interval
+            seconds = interval if seconds is None else min(seconds, interval)
+        return seconds
 
     def look_after(self) -> None:
         """Do the maintenance that is due: sync written rows, turn generations over, drop them.

@@ -1,17 +1,18 @@
-"""Split calls by shard: the shard of a row is a stable hash of its publisher or topic.
+"""Check rows and split them by shard. The shard is a stable hash of the publisher or topic.
 
 The hash is the same on every machine and must never change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
 
 from siltstone.errors import UsageError
+from siltstone.rows.batch import RowBatch
 from siltstone.store.log.read.pieces import RETAIN, Row
 from siltstone.store.log.write.cook import ROW_OVERHEAD, Call, measure_column
 from siltstone.store.slab.settings import VALUE_BYTES_MAX, DatabaseSettings
@@ -93,15 +94,6 @@ def _as_bytes(data: bytes, name: str, number: int) -> bytes:
     return data
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """The part of a call for one shard; `rows` has the row numbers in the call, None for all."""
-
-    shard: int
-    call: Call
-    rows: list[int] | None
-
-
 def shard_of(key: bytes, shards: int) -> int:
     """Return the shard of a publisher or topic."""
     return crc32(key) % shards
@@ -120,32 +112,71 @@ def may_hold(shard: int, topic_filter: TopicFilter, settings: DatabaseSettings) 
     return shard_of(b"/".join(levels), settings.shards) == shard
 
 
-def split_call(columns: Columns, settings: DatabaseSettings) -> list[Part]:
-    """Split a call into parts, in order of shards; set their sizes. Raises: UsageError."""
+def batch_of(columns: Columns) -> RowBatch:
+    """Check columns and return them as a batch. Raises: UsageError.
+
+    Its topics are not checked: the shard reports a bad one with the ticket.
+    """
     size_bytes = _check(columns)
-    if not columns.count:
+    batch = RowBatch()
+    batch.topics = columns.topics
+    batch.values = columns.values
+    if isinstance(columns.publisher, bytes):
+        batch.publisher = columns.publisher
+    else:
+        batch.publishers = columns.publisher
+    if isinstance(columns.flags, int):
+        batch.shared_flags = columns.flags
+    else:
+        batch.flags = columns.flags
+    if columns.properties is not None and any(columns.properties):
+        batch.properties = columns.properties
+    batch.size_bytes = size_bytes
+    return batch
+
+
+def check_batch(batch: RowBatch) -> None:
+    """Check the rows of a batch that was filled without checks. Raises: UsageError."""
+    if not batch.checked:
+        _check(
+            Columns(
+                batch.topics,
+                batch.values,
+                batch.publishers or batch.publisher,
+                batch.shared_flags if batch.shared_flags >= 0 else batch.flags,
+                batch.properties or None,
+            )
+        )
+
+
+def split_batch(batch: RowBatch, settings: DatabaseSettings) -> list[Call]:
+    """Split rows into one call for each shard, in order of shards; set their sizes."""
+    if not batch.topics:
         return []
+    shards = settings.shards
+    if shards == 1:
+        return [_call(batch)]
     by_publisher = settings.shard_by == "publisher"
-    if settings.shards == 1 or (by_publisher and isinstance(columns.publisher, bytes)):
-        shard = 0
-        if settings.shards > 1 and isinstance(columns.publisher, bytes):
-            shard = shard_of(columns.publisher, settings.shards)
-        call = _call(columns, None)
-        call.size_bytes = size_bytes + ROW_OVERHEAD * columns.count
-        return [Part(shard=shard, call=call, rows=None)]
-    keys: Sequence[bytes] = columns.topics
-    if by_publisher:
-        assert isinstance(columns.publisher, list)
-        keys = columns.publisher
+    if by_publisher and not batch.publishers:
+        call = _call(batch)
+        call.shard = shard_of(batch.publisher, shards)
+        return [call]
     rows_by_shard: dict[int, list[int]] = {}
-    for number, key in enumerate(keys):
-        rows_by_shard.setdefault(shard_of(key, settings.shards), []).append(number)
-    parts: list[Part] = []
+    for number, key in enumerate(batch.publishers if by_publisher else batch.topics):
+        rows_by_shard.setdefault(shard_of(key, shards), []).append(number)
+    calls: list[Call] = []
     for shard, rows in sorted(rows_by_shard.items()):
-        call = _call(columns, rows)
-        call.measure(VALUE_BYTES_MAX)
-        parts.append(Part(shard=shard, call=call, rows=rows))
-    return parts
+        call = _call(batch.pick(rows))
+        call.shard = shard
+        call.rows = rows
+        calls.append(call)
+    return calls
+
+
+def _call(batch: RowBatch) -> Call:
+    call = Call(batch)
+    call.size_bytes = batch.size_bytes + ROW_OVERHEAD * len(batch.topics)
+    return call
 
 
 def _check(columns: Columns) -> int:
@@ -208,27 +239,3 @@ def _check_flags(flags: object, count: int) -> None:
 
 def _is_legal(flags: object) -> bool:
     return _is_number(flags) and flags in tuple(_FLAGS)
-
-
-def _call(columns: Columns, rows: list[int] | None) -> Call:
-    publisher = columns.publisher if isinstance(columns.publisher, bytes) else b""
-    call = Call(
-        _pick(columns.topics, rows),
-        _pick(columns.values, rows),
-        publisher,
-    )
-    call.rows = rows
-    if isinstance(columns.publisher, list):
-        call.publishers = _pick(columns.publisher, rows)
-    if isinstance(columns.flags, int):
-        call.flags = columns.flags
-    else:
-        call.flag_list = columns.flags if rows is None else [columns.flags[i] for i in rows]
-    if columns.properties is not None:
-        properties = _pick(columns.properties, rows)
-        call.properties = properties if any(properties) else None
-    return call
-
-
-def _pick(column: list[bytes], rows: list[int] | None) -> list[bytes]:
-    return column if rows is None else [column[i] for i in rows]

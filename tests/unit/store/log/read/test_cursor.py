@@ -5,6 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from siltstone.rows.batch import row_batch
 from siltstone.store.log.read.cursor import ShardPlan, read_in_time_order
 from siltstone.store.log.read.pieces import COLUMNS, SCHEMA
 from siltstone.store.log.read.scan import Span
@@ -159,7 +160,7 @@ def test_more_rows_than_are_gathered_at_once_stay_in_order_across_shards() -> No
     count = 5_000
     for number in range(10):
         topics = [b"ab"[row % 2 : row % 2 + 1] for row in range(count)]
-        committers[number % 2].commit([Call(topics, [b""] * count, b"")])
+        committers[number % 2].commit([Call(row_batch(topics, [b""] * count, b""))])
         # Each frame begins in the middle of the one that the other shard has written.
         world.clock.advance(count / 2 * 1e-6)
     batches = list(read_in_time_order([plan(each) for each in committers], Span(), COLUMNS, None))

@@ -184,7 +184,7 @@ def test_a_stream_is_read_through_all_segments() -> None:
     committer = committed()
     for number in range(12):
         call = call_on(f"s/{number % 3}")
-        call.values = [bytes([number]) * (SEGMENT_BYTES // 4)]
+        call.batch.values = [bytes([number]) * (SEGMENT_BYTES // 4)]
         committer.commit([call])
     slab = committer.slab
     assert len(slab.handles()) == 4
@@ -220,7 +220,7 @@ def test_frames_that_become_visible_during_a_read_are_found_by_it_or_by_the_next
     # The last segment holds nothing of the stream when the read begins.
     for _ in range(2):
         filler = call_on("b")
-        filler.values = [bytes(SEGMENT_BYTES // 2)]
+        filler.batch.values = [bytes(SEGMENT_BYTES // 2)]
         committer.commit([filler])
     assert len(committer.slab.handles()) == 2
     plain = getattr(owner, step)

@@ -250,7 +250,7 @@ def test_runs_reach_over_segments() -> None:
     world, committer = committed()
     for number in range(9):
         call = call_on(f"s/{number % 3}")
-        call.values = [bytes([number]) * (SEGMENT_BYTES // 4)]
+        call.batch.values = [bytes([number]) * (SEGMENT_BYTES // 4)]
         committer.commit([call])
     slab = committer.slab
     assert len(slab.handles()) == 3

@@ -49,7 +49,7 @@ def stored(outcome: Outcome | Exception) -> tuple[bool, list[int]]:
 
 def large_call(topic: str, size_bytes: int) -> Call:
     call = call_on(topic)
-    call.values = [bytes(size_bytes)]
+    call.batch.values = [bytes(size_bytes)]
     return call
 
 
@@ -130,9 +130,9 @@ class TestOutcomes:
         time = NOW_US
         for call, outcome in zip(calls, outcomes, strict=True):
             _, serials = stored(outcome)
-            expected = [(topic.decode(), time + i) for i, topic in enumerate(call.topics)]
+            expected = [(topic.decode(), time + i) for i, topic in enumerate(call.batch.topics)]
             assert [by_serial[serial] for serial in serials] == expected
-            time += len(call.topics)
+            time += len(call.batch.topics)
 
     def test_serials_that_were_not_asked_for_at_once_stay_right_when_more_was_written(
         self,

@@ -5,6 +5,7 @@ import struct
 import pytest
 
 from siltstone.errors import InvalidTopicError, UsageError
+from siltstone.rows.batch import row_batch
 from siltstone.store.log.write.cook import Call, Cook, Cooked, measure_column
 from siltstone.topic.structure import Structure
 from tests.support.frames import (
@@ -24,9 +25,9 @@ def new_cook(*thresholds: int, topics_max: int = 1000) -> Cook:
 def call_of(*topics: str, publisher: str = "", flags: int = 0) -> Call:
     """Return a call whose values are the topics, so that a row tells where it belongs."""
     encoded = [topic.encode() for topic in topics]
-    call = Call(encoded, [topic.upper() for topic in encoded], publisher.encode())
-    call.flags = flags
-    return call
+    batch = row_batch(encoded, [topic.upper() for topic in encoded], publisher.encode())
+    batch.shared_flags = flags
+    return Call(batch)
 
 
 def stored(cooked: Cooked) -> list[StoredRow]:
@@ -160,9 +161,14 @@ class TestBadTopics:
         "topic", [b"", b"a/#", b"+", b"a\0b", b"\xff", b"\xed\xa0\x80", b"x" * 65_536]
     )
     def test_what_is_no_topic_is_refused(self, topic: bytes) -> None:
-        call = Call([topic], [b""], b"")
+        call = Call(row_batch([topic], [b""], b""))
         cooked = new_cook().cook([call], NOW_US)
         assert (cooked.row_count, type(call.error)) == (0, InvalidTopicError)
+
+    def test_the_topics_of_a_checked_batch_are_not_checked_again(self) -> None:
+        call = Call(row_batch([b"a\x01\xff"], [b""], b""))
+        call.batch.checked = True
+        assert (new_cook().cook([call], NOW_US).row_count, call.error) == (1, None)
 
     def test_a_topic_of_the_greatest_length_is_sound(self) -> None:
         assert topics(new_cook().cook([call_of("x" * 65_535)], NOW_US)) == ["x" * 65_535]
@@ -221,7 +227,7 @@ class TestPublishers:
 
     def test_publishers_of_calls_and_of_rows_mix(self) -> None:
         by_row = call_of("b", "a", "b")
-        by_row.publishers = [b"bo", b"", b"ann"]
+        by_row.batch.publishers = [b"bo", b"", b"ann"]
         calls = [call_of("a", publisher="ann"), by_row, call_of("c", publisher="cy"), call_of("a")]
         cooked = new_cook().cook(calls, NOW_US)
         names = ["ann", "bo", "", "ann", "cy", ""]
@@ -244,7 +250,8 @@ class TestFlags:
 
     def test_flags_of_calls_and_of_rows_mix(self) -> None:
         by_row = call_of("b", "a")
-        by_row.flag_list = [255, 0]
+        by_row.batch.flags = [255, 0]
+        by_row.batch.shared_flags = -1
         calls = [call_of("a", "b", flags=1), by_row, call_of("c", flags=6)]
         cooked = new_cook().cook(calls, NOW_US)
         assert [row.flags for row in stored(cooked)] == [1, 1, 255, 0, 6]
@@ -257,7 +264,7 @@ class TestFlags:
 class TestProperties:
     def test_rows_without_properties_have_empty_ones_beside_those_that_have(self) -> None:
         with_properties = call_of("b", "a")
-        with_properties.properties = [b"\1", b""]
+        with_properties.batch.properties = [b"\1", b""]
         calls = [call_of("a"), with_properties, call_of("c")]
         cooked = new_cook().cook(calls, NOW_US)
         assert [row.properties for row in stored(cooked)] == [b"", b"\1", b"", b""]
@@ -273,39 +280,17 @@ class TestProducers:
 
 
 class TestMeasure:
-    def test_the_size_is_that_of_all_columns_and_sixteen_bytes_a_row(self) -> None:
-        call = Call([b"abc", b"d"], [b"12345", b""], b"ignored")
-        call.publishers = [b"xx", b"y"]
-        call.properties = [b"", b"pppp"]
-        call.flag_list = [0, 255]
-        call.measure(5)
-        assert call.size_bytes == 4 + 5 + 3 + 4 + 32
-
-    def test_a_plain_call_is_its_topics_and_values(self) -> None:
-        call = Call([b"abc"], [b"12"], b"ann")
-        call.measure(5)
-        assert call.size_bytes == 5 + 16
-
-    @pytest.mark.parametrize("name", ["values", "publishers", "properties"])
-    def test_columns_of_different_length_are_refused(self, name: str) -> None:
-        call = Call([b"a", b"b"], [b"", b""], b"")
-        if name == "values":
-            call.values = [b""]
-        elif name == "publishers":
-            call.publishers = [b""]
-        else:
-            call.properties = [b""]
+    def test_columns_of_different_length_are_refused(self) -> None:
         with pytest.raises(UsageError) as caught:
-            call.measure(5)
-        assert str(caught.value) == f"columns must have the same length: topics=2 {name}=1"
+            measure_column([b""], "values", 2, 5)
+        assert str(caught.value) == "columns must have the same length: topics=2 values=1"
 
     def test_an_item_of_the_greatest_size_passes(self) -> None:
         assert measure_column([b"", b"12345"], "values", 2, 5) == 5
 
     def test_too_large_an_item_is_refused_by_row(self) -> None:
-        call = Call([b"a", b"b"], [b"12345", b"123456"], b"")
         with pytest.raises(UsageError) as caught:
-            call.measure(5)
+            measure_column([b"12345", b"123456"], "values", 2, 5)
         assert str(caught.value) == "values is too large: row=1 size_bytes=6 max=5"
 
     def test_an_item_that_is_not_bytes_is_refused_by_row(self) -> None:

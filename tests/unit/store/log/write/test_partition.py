@@ -5,14 +5,17 @@ from typing import Any
 import pytest
 
 from siltstone.errors import UsageError
+from siltstone.rows.batch import row_batch
 from siltstone.store.log.read.pieces import Row
+from siltstone.store.log.write.cook import Call
 from siltstone.store.log.write.partition import (
     Columns,
-    Part,
+    batch_of,
+    check_batch,
     columns_of,
     may_hold,
     shard_of,
-    split_call,
+    split_batch,
 )
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.topic.grammar import TOPIC_SIZE_MAX, TopicFilter
@@ -23,14 +26,14 @@ ON_SHARD = {0: b"k5", 1: b"k1", 2: b"k4", 3: b"k0"}
 
 def parts_of(columns: Columns, **settings: Any) -> list[tuple[int, list[int] | None, list[bytes]]]:
     return [
-        (part.shard, part.rows, part.call.values)
-        for part in split_call(columns, DatabaseSettings(**settings))
+        (call.shard, call.rows, call.batch.values)
+        for call in split_batch(batch_of(columns), DatabaseSettings(**settings))
     ]
 
 
-def only_part(columns: Columns, **settings: Any) -> Part:
-    (part,) = split_call(columns, DatabaseSettings(**settings))
-    return part
+def only_part(columns: Columns, **settings: Any) -> Call:
+    (call,) = split_batch(batch_of(columns), DatabaseSettings(**settings))
+    return call
 
 
 @pytest.mark.parametrize(
@@ -145,14 +148,34 @@ def test_columns_that_are_none_are_refused_with_the_row_that_is_to_blame(
 ) -> None:
     columns = Columns(**({"topics": [b"a", b"b"], "values": [b"1", b"2"]} | changes))
     with pytest.raises(UsageError) as caught:
-        split_call(columns, DatabaseSettings(shards=shards))
+        split_batch(batch_of(columns), DatabaseSettings(shards=shards))
     assert str(caught.value) == message
 
 
 def test_a_publisher_that_is_not_utf_8_is_refused_by_number() -> None:
     columns = Columns([b"a", b"b"], [b"1", b"2"], [b"p", b"\xff"])
     with pytest.raises(UsageError, match="publisher is not valid UTF-8: row=1"):
-        split_call(columns, DatabaseSettings())
+        batch_of(columns)
+
+
+def test_a_batch_that_was_not_checked_is_checked_like_columns() -> None:
+    batch = row_batch([b"a", b"b"], [b"1"], b"p")
+    with pytest.raises(UsageError, match="same length: topics=2 values=1"):
+        check_batch(batch)
+
+
+def test_a_checked_batch_is_not_checked_again() -> None:
+    batch = row_batch([b"a"], [b"1"], b"\xff")
+    batch.checked = True
+    check_batch(batch)
+
+
+@pytest.mark.parametrize(("shards", "sizes"), [(1, [12 + 32]), (4, [5 + 16, 7 + 16])])
+def test_the_size_is_that_of_all_columns_and_sixteen_bytes_a_row(
+    shards: int, sizes: list[int]
+) -> None:
+    keys = [ON_SHARD[0], ON_SHARD[1]]
+    assert measured(Columns([b"a", b"bc"], [b"1", b""], keys, 1, [b"x", b"123"]), shards) == sizes
 
 
 @pytest.mark.parametrize("flags", [256, -1, [0, 256], [0, -1], [0, "1"], "1", None])
@@ -196,10 +219,8 @@ def test_the_largest_publisher_that_may_be_in_a_list_may_stand_for_all_rows() ->
 
 def measured(columns: Columns, shards: int) -> list[int]:
     """Do to columns what an append does to them before it queues them."""
-    parts = split_call(columns, DatabaseSettings(shards=shards))
-    for part in parts:
-        part.call.measure(100)
-    return [part.call.size_bytes for part in parts]
+    calls = split_batch(batch_of(columns), DatabaseSettings(shards=shards))
+    return [call.size_bytes for call in calls]
 
 
 @pytest.mark.parametrize("shards", [1, 4])
@@ -213,19 +234,19 @@ def test_one_shard_gets_the_call_as_it_is() -> None:
     columns = Columns([b"a", b"b"], [b"1", b"2"], [b"p", b"q"], [1, 2], [b"x", b""])
     part = only_part(columns)
     assert (part.shard, part.rows) == (0, None)
-    assert part.call.topics is columns.topics
-    assert part.call.values is columns.values
-    assert part.call.publishers is columns.publisher
-    assert part.call.flag_list is columns.flags
-    assert part.call.properties is columns.properties
+    assert part.batch.topics is columns.topics
+    assert part.batch.values is columns.values
+    assert part.batch.publishers is columns.publisher
+    assert part.batch.flags is columns.flags
+    assert part.batch.properties is columns.properties
 
 
 def test_a_single_publisher_keeps_the_call_on_one_shard() -> None:
     columns = Columns([b"a", b"b"], [b"1", b"2"], ON_SHARD[3], 5)
     part = only_part(columns, shards=4)
     assert (part.shard, part.rows) == (3, None)
-    assert (part.call.publisher, part.call.publishers) == (ON_SHARD[3], None)
-    assert (part.call.flags, part.call.flag_list, part.call.properties) == (5, None, None)
+    assert (part.batch.publisher, part.batch.publishers) == (ON_SHARD[3], [])
+    assert (part.batch.shared_flags, part.batch.flags, part.batch.properties) == (5, [], [])
 
 
 def test_many_publishers_split_the_call_by_shard_in_order() -> None:
@@ -252,17 +273,17 @@ def test_every_column_is_split_alike() -> None:
     columns = Columns(
         [b"a", b"b", b"c"], [b"1", b"2", b"3"], publishers, [0, 1, 2], [b"x", b"", b"z"]
     )
-    first, second = split_call(columns, DatabaseSettings(shards=4))
-    assert (first.call.topics, first.call.values) == ([b"a", b"c"], [b"1", b"3"])
-    assert (first.call.publishers, first.call.flag_list) == ([ON_SHARD[1]] * 2, [0, 2])
-    assert first.call.properties == [b"x", b"z"]
-    assert (second.call.topics, second.call.values) == ([b"b"], [b"2"])
-    assert (second.call.publishers, second.call.flag_list) == ([ON_SHARD[2]], [1])
+    first, second = split_batch(batch_of(columns), DatabaseSettings(shards=4))
+    assert (first.batch.topics, first.batch.values) == ([b"a", b"c"], [b"1", b"3"])
+    assert (first.batch.publishers, first.batch.flags) == ([ON_SHARD[1]] * 2, [0, 2])
+    assert first.batch.properties == [b"x", b"z"]
+    assert (second.batch.topics, second.batch.values) == ([b"b"], [b"2"])
+    assert (second.batch.publishers, second.batch.flags) == ([ON_SHARD[2]], [1])
 
 
 def test_properties_that_are_all_empty_cost_nothing() -> None:
     columns = Columns([b"a", b"b"], [b"1", b"2"], properties=[b"", b""])
-    assert only_part(columns).call.properties is None
+    assert only_part(columns).batch.properties == []
 
 
 def test_every_publisher_stays_on_its_shard_whatever_else_is_in_the_call() -> None:
@@ -270,10 +291,10 @@ def test_every_publisher_stays_on_its_shard_whatever_else_is_in_the_call() -> No
     alone = {name: only_part(Columns([b"t"], [b""], [name]), shards=4).shard for name in publishers}
     together = {
         name: part.shard
-        for part in split_call(
-            Columns([b"t"] * 50, [b""] * 50, publishers), DatabaseSettings(shards=4)
+        for part in split_batch(
+            batch_of(Columns([b"t"] * 50, [b""] * 50, publishers)), DatabaseSettings(shards=4)
         )
-        for name in part.call.publishers or []
+        for name in part.batch.publishers
     }
     assert together == alone
     assert set(alone.values()) == {0, 1, 2, 3}

@@ -60,7 +60,7 @@ def started(
 
 
 def submit(shard: LogShard, call: Call, *, timeout: float | None = None) -> Ticket:
-    ticket = Ticket(len(call.topics), 1, waits=True)
+    ticket = Ticket(len(call.batch.topics), 1, waits=True)
     shard.submit(call, ticket, timeout)
     return ticket
 
