@@ -25,6 +25,7 @@ from siltstone.store.log.read.pieces import Row
 from siltstone.store.log.read.scan import Status
 from siltstone.store.log.write.committer import Committer
 from siltstone.store.log.write.cook import ROW_OVERHEAD, Call
+from siltstone.store.log.write.partition import batch_of, columns_of
 from siltstone.store.segment.chain import SlabIdentity
 from siltstone.store.slab.manifest import SlabRecord, SlabState
 from siltstone.store.slab.settings import DatabaseSettings
@@ -135,6 +136,14 @@ def call_on(*topics: str, sync: bool = True, producer: bytes = b"", sequence: in
     call.producer = producer
     call.sequence = sequence
     call.size_bytes = call.batch.size_bytes + ROW_OVERHEAD * len(topics)
+    return call
+
+
+def call_of(*rows: Row) -> Call:
+    """Return a call for a committer, with these rows."""
+    call = Call(batch_of(columns_of(rows)))
+    call.wants_sync = True
+    call.size_bytes = call.batch.size_bytes + ROW_OVERHEAD * len(rows)
     return call
 
 
