@@ -141,7 +141,12 @@ def call_on(*topics: str, sync: bool = True, producer: bytes = b"", sequence: in
 
 def call_of(*rows: Row) -> Call:
     """Return a call for a committer, with these rows."""
-    call = Call(batch_of(columns_of(rows)))
+    columns = columns_of(rows)
+    assert isinstance(columns.flags, list)
+    if len(set(columns.flags)) == 1:
+        # As a broker does.
+        columns.flags = columns.flags[0]
+    call = Call(batch_of(columns))
     call.wants_sync = True
     call.size_bytes = call.batch.size_bytes + ROW_OVERHEAD * len(rows)
     return call
