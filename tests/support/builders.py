@@ -145,7 +145,7 @@ def call_of(*rows: Row) -> Call:
     assert isinstance(columns.flags, list)
     if len(set(columns.flags)) == 1:
         # As a broker does.
-        columns.flags = columns.flags[0]
+        columns = replace(columns, flags=columns.flags[0])
     call = Call(batch_of(columns))
     call.wants_sync = True
     call.size_bytes = call.batch.size_bytes + ROW_OVERHEAD * len(rows)
