@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, ConfigDict
 
 from siltstone.errors import NotFoundError, UsageError
+from siltstone.fs.paths import COMMITS
 from siltstone.manage.verb import (
     Count,
     Document,
@@ -28,7 +29,6 @@ from siltstone.session.archive.keys import group_parts
 from siltstone.session.archive.move import find_place, move_group, move_session
 from siltstone.session.archive.store import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
 from siltstone.store.database import Database
-from siltstone.store.directory import COMMITS
 
 
 def _checked_place(to: Any) -> Any:

@@ -24,6 +24,7 @@ from siltstone.cli.output.quantities import parse_time
 from siltstone.cli.store.kv import open_engine
 from siltstone.clock import SystemClock
 from siltstone.errors import NotFoundError, UsageError
+from siltstone.fs.paths import StorePaths
 from siltstone.manage.running import ask_broker, is_served
 from siltstone.manage.sessions import MoveSession, NameSession
 from siltstone.session.archive.index import expires_at_us
@@ -32,7 +33,7 @@ from siltstone.session.archive.records import SavedSession
 from siltstone.session.archive.view import ArchiveView
 from siltstone.session.durable.delivered_source import DeliveredSource
 from siltstone.session.durable.lag import Lag, session_lag
-from siltstone.store.directory import COMMITS, Store
+from siltstone.store.directory import Store
 from siltstone.store.tx.reading import KeyValueReader
 
 app = App("List, inspect, move and drop durable sessions.", "siltstone sessions list")
@@ -79,7 +80,7 @@ def looking(data: Path, database: str | None) -> Iterator[tuple[ArchiveView, Sto
     Raises: UsageError.
     """
     with open_reading(data) as store:
-        place = store.path / COMMITS
+        place = StorePaths(store.path).commits
         try:
             reader = KeyValueReader(open_engine(place))
         except NotFoundError as exc:
