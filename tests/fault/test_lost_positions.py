@@ -17,8 +17,9 @@ import pytest
 
 from siltstone.cli.main import execute
 from siltstone.errors import CorruptionError, DiskError
+from siltstone.fs.paths import COMMITS
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.store.directory import COMMITS, Store
+from siltstone.store.directory import Store
 from siltstone.store.keyvalue import KeyValueDatabase
 from siltstone.store.kv.rocks import open_read_only
 from siltstone.store.kv.witness import WITNESS

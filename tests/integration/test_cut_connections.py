@@ -6,7 +6,7 @@ import json
 import socket
 from pathlib import Path
 
-from siltstone.manage.running import CONTROL
+from siltstone.fs.paths import CONTROL
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import (
     Connect,

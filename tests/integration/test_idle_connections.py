@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from siltstone.manage.running import CONTROL
+from siltstone.fs.paths import CONTROL
 from siltstone.topiclog.client import TopicLogClient
 from tests.support.broker_process import broker_process
 from tests.support.ports import free_port

@@ -10,6 +10,7 @@ from typing import Final
 import siltstone
 from siltstone.cli.output.output import note, printable
 from siltstone.errors import LockedError, NotFoundError, UsageError
+from siltstone.fs.paths import StorePaths
 
 # The names of the command in a process list: as a program, and as a module.
 _COMMANDS: Final = frozenset({"siltstone", "siltstone.cli.main"})
@@ -73,7 +74,7 @@ def _holder(data: Path) -> str:
 def _found_holder(data: Path) -> tuple[str, str] | None:
     """Return the id and the command of the process that has a data directory open for writing."""
     try:
-        pid = (data / "LOCK").read_text("ascii").strip()
+        pid = Path(StorePaths(data).lock).read_text("ascii").strip()
         words = Path("/proc", pid, "cmdline").read_bytes().decode(errors="replace").split("\0")
     except (OSError, ValueError):
         return None

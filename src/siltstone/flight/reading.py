@@ -23,6 +23,7 @@ from siltstone.flight.wire import (
     positions_in,
 )
 from siltstone.fs.api import FileSystem
+from siltstone.fs.paths import StorePaths
 from siltstone.scan.columns.schema import table_schema
 from siltstone.scan.options import ReadOptions, parse_options, request_options
 from siltstone.scan.plan import Limits, SlabFrames, pack
@@ -72,7 +73,7 @@ class Reads:
 
     def tiered(self, database: str) -> dict[int, int]:
         """Return the serial of each shard before which all rows were copied to the lake."""
-        return read_tiered(self._fs, PurePath(self._store.path) / "data" / database) or {}
+        return read_tiered(self._fs, StorePaths(self._store.path).database(database)) or {}
 
     def plan(
         self, descriptor: flight.FlightDescriptor, request: dict[str, Any], visitor: FlightUser
@@ -149,7 +150,7 @@ class Reads:
                         frames=choice.frames,
                     )
                 )
-        directory = PurePath(options.path) / "data" / database.name
+        directory = StorePaths(PurePath(options.path)).database(database.name)
         return pack(chosen, _EVERYTHING, str(directory)).partitions
 
 

@@ -21,9 +21,10 @@ from siltstone.flight.access import AnyUser
 from siltstone.flight.appending import Commits
 from siltstone.flight.client import NodeClient
 from siltstone.fs.api import FileSystem
+from siltstone.fs.paths import StorePaths
 from siltstone.scan.ingest.columns import ROWS_SCHEMA
 from siltstone.scan.ingest.staging import Committed, Staging, WriteBatch
-from siltstone.scan.node import SOCKET, Node
+from siltstone.scan.node import Node
 from siltstone.scan.survey import find_database
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
@@ -109,7 +110,7 @@ class DirectoryTarget:
 
     def prepare(self) -> None:
         """Create the data directory, unless it exists or another process creates it."""
-        if not self._fs.exists(self._path / "VERSION"):
+        if not self._fs.exists(StorePaths(self._path).version):
             with suppress(LockedError), Store(self._path, fs=self._fs) as store:
                 self._opened(store)
 
@@ -130,7 +131,7 @@ class DirectoryTarget:
                     self._opened(store), batch, names, visitor=AnyUser(), forget=forget
                 )
         except LockedError as exc:
-            if not self._fs.exists(self._path / SOCKET):
+            if not self._fs.exists(StorePaths(self._path).flight_socket):
                 raise LockedError(
                     f"a broker writes this directory and does not accept rows from Spark: set "
                     f"flight.enabled = true in its settings: path={self._path}"
@@ -148,7 +149,7 @@ class DirectoryTarget:
 
 def socket_node(data: PurePath) -> Node:
     """Return the node of the broker's socket in its data directory."""
-    return Node(url=f"grpc+unix://{quote(str(data / SOCKET))}")
+    return Node(url=f"grpc+unix://{quote(str(StorePaths(data).flight_socket))}")
 
 
 def _unheard(database: str, rows: Columns) -> None:

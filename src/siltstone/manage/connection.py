@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from siltstone.errors import ClosedError, NotFoundError, RetryError, UsageError
 from siltstone.flight.connection import Appended, Connection, connect_node
+from siltstone.fs.paths import CONTROL, StorePaths
 from siltstone.fs.posix import absolute_path
 from siltstone.manage.databases import (
     ConfigureDatabase,
@@ -28,7 +29,7 @@ from siltstone.manage.databases import (
 )
 from siltstone.manage.keyvalues import Begin, CreateKeyValue, FindOutcome, NameKeyValue
 from siltstone.manage.rows import AppendRows, pack
-from siltstone.manage.running import CONTROL, RunningBroker
+from siltstone.manage.running import RunningBroker
 from siltstone.manage.running_transaction import RunningTransaction
 from siltstone.manage.verbs import VERBS
 from siltstone.store.database import Durability
@@ -149,7 +150,7 @@ class RunningStore:
             if time.monotonic() - since < _IDLE_SECONDS and not broker.is_stale():
                 return broker
             broker.close()
-        return RunningBroker(self.path / CONTROL)
+        return RunningBroker(StorePaths(self.path).control_socket)
 
     def give_back(self, broker: RunningBroker) -> None:
         """Return a connection; it must have no open transaction."""

@@ -22,6 +22,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from siltstone.errors import ExistsError, UsageError
+from siltstone.fs.paths import COMMITS
 from siltstone.manage.databases import Dropped, KnownSettings
 from siltstone.manage.verb import (
     Host,
@@ -33,7 +34,6 @@ from siltstone.manage.verb import (
     Role,
     Verb,
 )
-from siltstone.store.directory import COMMITS
 from siltstone.store.keyvalue import TIMEOUT, KeyValueDatabase
 from siltstone.store.tx.operations import COMMIT_SERIAL, LATEST, MONOTONIC
 from siltstone.store.tx.settings import KeyValueSettings

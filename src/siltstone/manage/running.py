@@ -13,10 +13,10 @@ from typing import Any, Final, Self
 from pydantic import BaseModel
 
 from siltstone.errors import OutcomeUnknownError, RetryError, UsageError
+from siltstone.fs.paths import CONTROL, StorePaths
 from siltstone.manage.verb import PackedRequest, Role, Verb, parse
 from siltstone.manage.wire import LINE_MAX, Packed, decode_error, encode_line
 
-CONTROL: Final = "control.sock"
 TIMEOUT_SECONDS: Final = 60.0
 
 
@@ -150,7 +150,7 @@ class RunningBroker:
 def find_broker(data: PurePath) -> RunningBroker | None:
     """Connect to the broker that runs on a data directory; None if there is none."""
     with suppress(RetryError):
-        return RunningBroker(data / CONTROL)
+        return RunningBroker(StorePaths(data).control_socket)
     return None
 
 
@@ -160,7 +160,7 @@ def ask_broker(data: PurePath, request: Mapping[str, Any], timeout: float = TIME
     Raises: the error of the broker; RetryError, OutcomeUnknownError.
     """
     fields = dict(request)
-    with RunningBroker(data / CONTROL, timeout) as broker:
+    with RunningBroker(StorePaths(data).control_socket, timeout) as broker:
         return broker.ask(str(fields.pop("do")), fields).value
 
 
@@ -169,7 +169,7 @@ def while_still(data: PurePath, look: Callable[[], None]) -> bool:
 
     Raises: RetryError, UsageError; any error of `look`.
     """
-    with RunningBroker(data / CONTROL) as broker:
+    with RunningBroker(StorePaths(data).control_socket) as broker:
         is_still = broker.ask("hold", changes=False).value
         look()
         return bool(broker.ask("release", changes=False).value and is_still)
@@ -178,7 +178,7 @@ def while_still(data: PurePath, look: Callable[[], None]) -> bool:
 @contextmanager
 def pinned(data: PurePath) -> Iterator[None]:
     """Prevent the broker from reclaiming rows in this context. Raises: RetryError."""
-    with RunningBroker(data / CONTROL) as broker:
+    with RunningBroker(StorePaths(data).control_socket) as broker:
         # A broker of an earlier version does not know the request, and never reclaims rows.
         with suppress(UsageError):
             broker.ask("pin", changes=False)

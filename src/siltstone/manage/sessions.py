@@ -1,15 +1,34 @@
 """Verbs on sessions, share groups, retained messages, snapshots and the clock.
 
-A running broker has these in memory, so it runs them with functions of its own.
+A running broker has these in memory, so it runs them with functions of its own. The functions of
+this module change saved sessions and groups while no broker runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict
 
-from siltstone.manage.verb import Count, Document, Nothing, Request, Role, Text, Verb, YesOrNo
+from siltstone.errors import NotFoundError, UsageError
+from siltstone.fs.paths import COMMITS
+from siltstone.manage.verb import (
+    Count,
+    Document,
+    Host,
+    Nothing,
+    Request,
+    Role,
+    Text,
+    Verb,
+    Where,
+    YesOrNo,
+)
+from siltstone.session.archive.keys import group_parts
+from siltstone.session.archive.move import find_place, move_group, move_session
+from siltstone.session.archive.store import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
+from siltstone.store.database import Database
 
 
 def _checked_place(to: Any) -> Any:
@@ -38,6 +57,8 @@ class MoveSession(EarlierRequest):
 
     client_id: str
     to: Place
+    # The database with the messages; a running broker knows its own.
+    database: str = "messages"
 
 
 class NameGroup(EarlierRequest):
@@ -51,6 +72,8 @@ class MoveGroup(EarlierRequest):
 
     group: str
     to: Place
+    # The database with the messages; a running broker knows its own.
+    database: str = "messages"
 
 
 class NameTopics(EarlierRequest):
@@ -65,13 +88,84 @@ class NameClock(EarlierRequest):
     database: str
 
 
+def drop_session(host: Host, request: NameSession) -> YesOrNo:
+    """Delete a saved session; return whether there was one. Raises: UsageError."""
+    owned = _archive(host).take(request.client_id)
+    if owned is not None and owned.state.will is not None:
+        # The session expires, and its will is published, when the broker starts.
+        owned.put_meta(expiry_seconds=0, away_since_us=0, connected=False)
+        owned.save()
+    elif owned is not None:
+        owned.drop()
+    return YesOrNo(owned is not None)
+
+
+def move_saved_session(host: Host, request: MoveSession) -> YesOrNo:
+    """Move a saved session to another position. Raises: NotFoundError, UsageError."""
+    database = host.store.database(request.database)
+    owned = _archive(host, database).take(request.client_id)
+    if owned is None:
+        raise NotFoundError(f"client {request.client_id!r} has no durable session")
+    move_session(owned, find_place(database.feed_source(), request.to))
+    owned.save()
+    return YesOrNo(root=True)
+
+
+def drop_saved_group(host: Host, request: NameGroup) -> YesOrNo:
+    """Delete a saved share group. Raises: NotFoundError, UsageError."""
+    parts = group_parts(request.group)
+    owned = _archive(host).take_group(*parts)
+    if owned is None:
+        raise _not_stored(request.group)
+    owned.drop()
+    return YesOrNo(root=True)
+
+
+def move_saved_group(host: Host, request: MoveGroup) -> YesOrNo:
+    """Move a saved share group to another position. Raises: NotFoundError, UsageError."""
+    parts = group_parts(request.group)
+    database = host.store.database(request.database)
+    owned = _archive(host, database).take_group(*parts)
+    if owned is None:
+        raise _not_stored(request.group)
+    move_group(owned, find_place(database.feed_source(), request.to))
+    owned.save()
+    return YesOrNo(root=True)
+
+
+def _archive(host: Host, database: Database | None = None) -> SessionArchive:
+    """Open the archive of a store without a broker. Raises: UsageError."""
+    store = host.store
+    # A broker with persistence = "snapshot" has no archive, and must not get one.
+    if COMMITS not in store.keyvalue_places():
+        raise UsageError(f"{store.path} has no durable sessions")
+    keyvalue = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
+    return SessionArchive(keyvalue, store.clock, None if database is None else database.origin)
+
+
+def _not_stored(group: str) -> NotFoundError:
+    return NotFoundError(
+        f"share group {group!r} is not stored: a group without durable sessions exists only in the "
+        f"memory of the running broker"
+    )
+
+
+def _changing(
+    name: str, request: type[Request], run: Callable[[Host, Any], YesOrNo] | None
+) -> Verb:
+    where: Where = "broker" if run is None else "either"
+    return Verb(
+        name=name, request=request, response=YesOrNo, role=Role.MANAGE, where=where, run=run
+    )
+
+
 SESSION_VERBS: Final = (
-    Verb(name="kick", request=NameSession, response=YesOrNo, role=Role.MANAGE, where="broker"),
-    Verb(name="drop", request=NameSession, response=YesOrNo, role=Role.MANAGE, where="either"),
-    Verb(name="move", request=MoveSession, response=YesOrNo, role=Role.MANAGE, where="either"),
+    _changing("kick", NameSession, None),
+    _changing("drop", NameSession, drop_session),
+    _changing("move", MoveSession, move_saved_session),
     Verb(name="groups", request=Nothing, response=Document, role=Role.READ, where="broker"),
-    Verb(name="drop-group", request=NameGroup, response=YesOrNo, role=Role.MANAGE, where="either"),
-    Verb(name="move-group", request=MoveGroup, response=YesOrNo, role=Role.MANAGE, where="either"),
+    _changing("drop-group", NameGroup, drop_saved_group),
+    _changing("move-group", MoveGroup, move_saved_group),
     Verb(name="count-retained", request=NameTopics, response=Count, role=Role.READ, where="either"),
     Verb(
         name="clear-retained", request=NameTopics, response=Count, role=Role.MANAGE, where="either"

@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 from siltstone.errors import UsageError
 
 PORT: Final = 8815
-# The socket of a broker that serves Flight, in its data directory.
-SOCKET: Final = "flight.sock"
 NODE_OPTIONS: Final = (
     "url",
     "username",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Final, Generic, TypeVar
 
 from siltstone.errors import NotFoundError, SlabDroppedError, UsageError
 from siltstone.fs.api import FileSystem
+from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import absolute_path
 from siltstone.scan.offsets import AT_EARLIEST, AT_LATEST, Loss, Offsets, find_losses, resolve
 from siltstone.scan.options import ReadOptions
@@ -156,7 +156,7 @@ def plan_between(
             )
         )
     limits = Limits(bytes_max=options.bytes_per_partition, rows_max=options.rows_per_partition)
-    directory = PurePath(absolute_path(options.path)) / "data" / database.name
+    directory = StorePaths(absolute_path(options.path)).database(database.name)
     packed = pack(chosen, limits, str(directory))
     report = PlanReport(
         slabs=len(choices) + skipped,

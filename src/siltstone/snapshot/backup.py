@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.api import EntryKind, File, FileSystem
+from siltstone.fs.paths import COMMITS, LOCK, SPOOL, StorePaths
 from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.snapshot.directory import LINK, link_target
 from siltstone.snapshot.format.contents import Contents, ContentsInMemory
@@ -54,9 +55,6 @@ from siltstone.store.slab.manifest import (
     read_manifest,
 )
 
-SNAPSHOTS: Final = "snapshots"
-SPOOL: Final = "spool"
-COMMITS: Final = "commits"
 MARKS: Final = "marks"
 _PAIRS: Final = 1000
 # Above every key: a key starts with 8 bytes of a stream, followed by UTF-8.
@@ -114,7 +112,7 @@ class StoreSource:
             raise CorruptionError(
                 f"database {lost[0]} has lost its manifest, "
                 f"run `siltstone verify {lost[0]} --repair`",
-                path=self._directory / "data" / lost[0],
+                path=StorePaths(self._directory).database(lost[0]),
             )
         for path in self._engines(self._store):
             self._opened.append((path, self._open_engine(self._directory / path)))
@@ -142,7 +140,7 @@ class StoreSource:
     def _engines(self, store: Store) -> list[PurePath]:
         """Return the paths of the key-value databases."""
         paths = [PurePath("kv") / name for name in store.keyvalue_names()]
-        if self._fs.exists(self._directory / COMMITS / "CURRENT"):
+        if self._fs.exists(StorePaths(self._directory).commits / "CURRENT"):
             paths.append(PurePath(COMMITS))
         return paths
 
@@ -281,7 +279,7 @@ class StoreSource:
 
     def _broker_state(self) -> Iterator[Record]:
         """Yield the records of the newest snapshot of a broker, if there is one."""
-        directory = self._directory / SNAPSHOTS
+        directory = StorePaths(self._directory).snapshots
         if not self._fs.exists(directory / LINK):
             return
         with self._fs.open(directory / link_target(self._fs, directory), writable=False) as file:
@@ -292,9 +290,7 @@ class StoreSource:
 
 def _is_ours_alone(name: str) -> bool:
     """Tell whether a file is not copied: a lock, manifest, reserve, journal or temporary file."""
-    return (
-        name in {"LOCK", MANIFEST, RESERVE} or name.endswith(TEMPORARY_SUFFIX) or is_journal(name)
-    )
+    return name in {LOCK, MANIFEST, RESERVE} or name.endswith(TEMPORARY_SUFFIX) or is_journal(name)
 
 
 def _engine_records(engine: Engine, database: str) -> Iterator[Record]:

@@ -16,8 +16,8 @@ from typing import Final
 from siltstone.clock import Clock
 from siltstone.errors import CorruptionError, ExistsError, StorageFullError, UsageError
 from siltstone.fs.api import EntryKind, File, FileSystem
+from siltstone.fs.paths import COMMITS, LOCK, SPOOL, StorePaths
 from siltstone.fs.publish import create_directories, remove_file, remove_tree, replace_file
-from siltstone.snapshot.backup import COMMITS, SNAPSHOTS, SPOOL
 from siltstone.snapshot.directory import SnapshotDirectory
 from siltstone.snapshot.format.contents import ContentsInFile
 from siltstone.snapshot.format.records import (
@@ -171,7 +171,7 @@ def restore_directory(
     Raises: CorruptionError, ExistsError, UsageError, StorageFullError, DiskError. The files created
     until then are not a data directory, and may be removed.
     """
-    if fs.exists(directory) and any(entry.name != "LOCK" for entry in fs.list(directory)):
+    if fs.exists(directory) and any(entry.name != LOCK for entry in fs.list(directory)):
         raise ExistsError(f"{directory} is not empty: restore the backup to a new directory")
     free_bytes = _free_bytes(fs, directory)
     room_bytes = free_bytes if size_bytes_max is None else size_bytes_max
@@ -182,7 +182,7 @@ def restore_directory(
         raise StorageFullError(directory, needed_bytes=needed_bytes)
     create_directories(fs, directory)
     with ExitStack() as closing:
-        lock = fs.lock(directory / "LOCK")
+        lock = fs.lock(StorePaths(directory).lock)
         closing.callback(lock.release)
         spill = closing.enter_context(fs.create(directory / _CONTENTS))
         sink = DirectorySink(fs, directory, open_engine, room_bytes)
@@ -192,10 +192,10 @@ def restore_directory(
         for record in SnapshotReader(source, ContentsInFile(spill)).records():
             sink.apply(record)
         sink.close()
-        _remove_dropped(fs, directory / "data")
+        _remove_dropped(fs, StorePaths(directory).data)
         _restore_state(fs, clock, source, directory, spill)
         remove_file(fs, directory / _CONTENTS)
-        replace_file(fs, directory / "VERSION", VERSION)
+        replace_file(fs, StorePaths(directory).version, VERSION)
     return checked
 
 
@@ -231,7 +231,8 @@ def _restore_state(
     first = next(state, None)
     if first is None:
         return
-    keeper = SnapshotDirectory(fs, clock, directory / SNAPSHOTS, directory / "quarantine")
+    paths = StorePaths(directory)
+    keeper = SnapshotDirectory(fs, clock, paths.snapshots, paths.quarantine)
     try:
         keeper.save(_chained(first, state), source="broker")
     finally:

@@ -39,6 +39,7 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.fs.api import EntryKind, FileSystem
+from siltstone.fs.paths import COMMITS, DATA, LOCK, VERSION_FILE, StorePaths
 from siltstone.fs.posix import PosixFileSystem, absolute_path, boot_id
 from siltstone.fs.publish import create_directories, remove_tree, replace_file
 from siltstone.store.database import Database
@@ -61,7 +62,6 @@ VERSION: Final = b"siltstone 1\n"
 # The key-value database of positions: sessions, share groups, offsets of topic logs. It always has
 # these settings: every fixed word of its topics is a stream of its own, and almost nothing there is
 # read in a transaction, so few writes need to be remembered for conflicts.
-COMMITS: Final = "commits"
 COMMITS_SETTINGS: Final = replace(OWNED_MAP_SETTINGS, conflict_writes_max=50_000)
 # The disk space that a key-value database leaves free, because RocksDB writes its memory to tables.
 # `commits` leaves less free and has a reserve too: clients that return empty a full disk.
@@ -108,6 +108,7 @@ class Store:
         changes settings, or opens key-value databases.
         """
         self.path = path
+        self._paths = StorePaths(path)
         self.read_only = read_only
         self._fs = fs or PosixFileSystem(spare=0 if read_only else _SPARE_DESCRIPTORS)
         self._clock = clock or (SystemClock() if read_only else guarded_clock())
@@ -125,10 +126,10 @@ class Store:
             return
         if leads is not None:
             self._check_version()
-            self._file_lock = self._fs.lock(path / "LOCK", shared=True)
+            self._file_lock = self._fs.lock(self._paths.lock, shared=True)
             return
         create_directories(self._fs, path)
-        self._file_lock = self._fs.lock(path / "LOCK")
+        self._file_lock = self._fs.lock(self._paths.lock)
         try:
             self._prepare()
             self._resume_clock()
@@ -166,7 +167,7 @@ class Store:
         seen = read_last_seen(self._fs, self.path)
         if seen is not None:
             return seen
-        newest_us = newest_row_us(self._fs, [self.path / "data" / name for name in self.names()])
+        newest_us = newest_row_us(self._fs, [self._paths.database(name) for name in self.names()])
         return None if newest_us is None else Sighting(time_us=newest_us)
 
     def newest_us(self) -> dict[str, int]:
@@ -193,7 +194,7 @@ class Store:
 
     def _places(self) -> list[PurePath]:
         """Return the directories that may be databases."""
-        data = self.path / "data"
+        data = self._paths.data
         if not self._fs.exists(data):
             return []
         return [
@@ -214,7 +215,7 @@ class Store:
             _check_name(name)
             if settings is not None:
                 require_kind("settings", settings, DatabaseSettings, "a DatabaseSettings")
-            directory = self.path / "data" / name
+            directory = self._paths.database(name)
             if self._fs.exists(directory / MANIFEST):
                 raise ExistsError(f"database {name!r} exists already")
             if self._fs.exists(directory):
@@ -237,7 +238,7 @@ class Store:
             require_kind("name", name, str, "text")
             if name not in self._databases or self._databases[name].closed:
                 _check_name(name)
-                if not self._fs.exists(self.path / "data" / name / MANIFEST):
+                if not self._fs.exists(self._paths.database(name) / MANIFEST):
                     raise NotFoundError(
                         f"database {name!r} does not exist in {self.path} (databases: "
                         f"{', '.join(self.names()) or 'none'})"
@@ -261,7 +262,7 @@ class Store:
                 known = self._databases[name]
                 self._databases = _without(self._databases, name)
                 known.close()
-            directory = self.path / "data" / name
+            directory = self._paths.database(name)
             # The mark distinguishes the remains after a crash from a database that lost its
             # manifest.
             replace_file(self._fs, directory / _DROPPING, b"")
@@ -291,9 +292,9 @@ class Store:
                         f"key-value database {name!r} does not exist in {self.path} (databases: "
                         f"{', '.join(self.keyvalue_names()) or 'none'})"
                     )
-                directory = self.path / "kv" / name
+                directory = self._paths.keyvalue(name)
                 if name == COMMITS:
-                    directory, settings = self.path / COMMITS, COMMITS_SETTINGS
+                    settings = COMMITS_SETTINGS
                 if self._fs.exists(directory / _DROPPING):
                     self._remove_keyvalue(directory)
                 create_directories(self._fs, directory)
@@ -334,7 +335,7 @@ class Store:
 
     def keyvalue_names(self) -> list[str]:
         """Return the names of the key-value databases, without `commits`, which always exists."""
-        directory = self.path / "kv"
+        directory = self._paths.keyvalues
         if not self._fs.exists(directory):
             return []
         return [
@@ -348,8 +349,8 @@ class Store:
         """Return the directories of the key-value databases that were ever opened, with `commits`,
         by name.
         """
-        places = {name: self.path / "kv" / name for name in self.keyvalue_names()}
-        places[COMMITS] = self.path / COMMITS
+        places = {name: self._paths.keyvalue(name) for name in self.keyvalue_names()}
+        places[COMMITS] = self._paths.commits
         return {name: place for name, place in places.items() if has_begun(self._fs, place)}
 
     def drop_keyvalue(self, name: str) -> None:
@@ -362,7 +363,7 @@ class Store:
                 known = self._keyvalues[name]
                 self._keyvalues = _without(self._keyvalues, name)
                 known.close()
-            directory = self.path / "kv" / name
+            directory = self._paths.keyvalue(name)
             replace_file(self._fs, directory / _DROPPING, b"")
             self._remove_keyvalue(directory)
 
@@ -426,7 +427,7 @@ class Store:
         remove_tree(self._fs, directory)
 
     def _open(self, name: str) -> Database:
-        directory = self.path / "data" / name
+        directory = self._paths.database(name)
         database = Database(self._fs, self._clock, directory, self._roles(name))
         self._databases = {**self._databases, name: database}
         return database
@@ -441,17 +442,17 @@ class Store:
 
     def _prepare(self) -> None:
         """Create the layout in an empty directory, or check the version of an existing one."""
-        if self._fs.exists(self.path / "VERSION"):
+        if self._fs.exists(self._paths.version):
             self._check_version()
             return
         strangers = [entry.name for entry in self._fs.list(self.path)]
-        if set(strangers) - {"LOCK", "data", COMMITS, "VERSION.tmp"}:
+        if set(strangers) - {LOCK, DATA, COMMITS, f"{VERSION_FILE}.tmp"}:
             raise UsageError(
                 f"{self.path} is neither empty nor a Siltstone data directory; choose another one"
             )
-        for name in ("data", COMMITS):
-            create_directories(self._fs, self.path / name)
-        replace_file(self._fs, self.path / "VERSION", VERSION)
+        for directory in (self._paths.data, self._paths.commits):
+            create_directories(self._fs, directory)
+        replace_file(self._fs, self._paths.version, VERSION)
 
     def _resume_clock(self) -> None:
         """Compare the clocks with their state at the last write to the directory."""
@@ -461,7 +462,7 @@ class Store:
                 self._clock.resume(seen)
 
     def _check_version(self) -> None:
-        version = self.path / "VERSION"
+        version = self._paths.version
         if not self._fs.exists(version):
             raise NotFoundError(f"{self.path} is not a Siltstone data directory")
         if self._fs.read(version) != VERSION:

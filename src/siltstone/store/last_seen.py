@@ -19,24 +19,24 @@ from crc32c import crc32c
 from siltstone.clock import Sighting
 from siltstone.errors import NotFoundError, SiltstoneError
 from siltstone.fs.api import FileSystem
+from siltstone.fs.paths import StorePaths
 from siltstone.fs.publish import replace_file
 from siltstone.store.shard.reader import ReaderShard
 from siltstone.store.slab.manifest import read_manifest
 
-CLOCK: Final = "CLOCK"
 _TITLE: Final = b"siltstone-clock 1 "
 
 
 def write_last_seen(fs: FileSystem, directory: PurePath, seen: Sighting) -> None:
     """Store a sighting, durably."""
     content = json.dumps(asdict(seen)).encode() + b"\n"
-    replace_file(fs, directory / CLOCK, _TITLE + b"%08x\n" % crc32c(content) + content)
+    replace_file(fs, StorePaths(directory).clock, _TITLE + b"%08x\n" % crc32c(content) + content)
 
 
 def read_last_seen(fs: FileSystem, directory: PurePath) -> Sighting | None:
     """Return the last sighting; None if there is none that can be read."""
     try:
-        title, _, content = fs.read(directory / CLOCK).partition(b"\n")
+        title, _, content = fs.read(StorePaths(directory).clock).partition(b"\n")
     except NotFoundError:
         return None
     if title != _TITLE + b"%08x" % crc32c(content):

@@ -4,8 +4,9 @@ import pytest
 
 from siltstone.clock import Sighting
 from siltstone.fs.memory import MemoryFileSystem
+from siltstone.fs.paths import CLOCK
 from siltstone.fs.publish import create_directories
-from siltstone.store.last_seen import CLOCK, newest_row_us, read_last_seen, write_last_seen
+from siltstone.store.last_seen import newest_row_us, read_last_seen, write_last_seen
 from siltstone.store.log.read.pieces import Row
 from tests.support.builders import NAME, NOW_US, PATH, World
 

@@ -29,9 +29,9 @@ from siltstone.broker.sessions.groups import StoredShareGroups
 from siltstone.broker.sessions.turns import Turn
 from siltstone.broker.snapshots.standstill import STANDSTILL_SECONDS, Standstill
 from siltstone.errors import NotFoundError, RetryError, SiltstoneError, UsageError
+from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import log
-from siltstone.manage.running import CONTROL
 from siltstone.manage.sessions import MoveGroup, MoveSession, NameGroup, NameSession
 from siltstone.manage.transactions import (
     TRANSACTION_VERBS,
@@ -495,7 +495,7 @@ async def serve_control(
 
     A connection without a request for `idle_timeout` seconds is closed, unless it has a pin.
     """
-    path = data / CONTROL
+    path = StorePaths(data).control_socket
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # This process has the lock of the directory, so no other process uses the old socket.

@@ -35,12 +35,12 @@ from siltstone.flight.operations import FlightOperations
 from siltstone.flight.server import Certificates, FlightServer
 from siltstone.flight.target import socket_node
 from siltstone.flight.tokens import Tokens
+from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.guard import contain
 from siltstone.logs import log
 from siltstone.mqtt.reason import Reason
 from siltstone.scan.ingest.staging import Staging
-from siltstone.scan.node import SOCKET
 from siltstone.store.directory import Store
 from siltstone.topic.grammar import TopicFilter
 
@@ -84,7 +84,7 @@ class FlightListener:
     def serve_socket(self, data: PurePath) -> None:
         """Also serve programs of the same user, on a socket. Raises: UsageError, DiskError."""
         self._local = FlightServer(socket_node(data).url, self._desk, OpenAccess())
-        self._socket = data / SOCKET
+        self._socket = StorePaths(data).flight_socket
         PosixFileSystem().set_mode(self._socket, _SOCKET_MODE)
 
     def revoke_tokens(self) -> None:
@@ -145,7 +145,7 @@ def open_door(settings: FlightSettings, store: Store, broker: Broker) -> FlightL
     door = FlightListener(settings, desk, BrokerFlightAccess(settings, broker))
     address = settings.address.rpartition(":")[0]
     log(_LOG, logging.INFO, "flight_listening", address=f"{address}:{door.port}")
-    socket = store.path / SOCKET
+    socket = StorePaths(store.path).flight_socket
     if len(str(socket).encode()) > _SOCKET_SIZE_MAX:
         log(
             _LOG,

@@ -26,10 +26,11 @@ from siltstone.broker.snapshots.standstill import Standstill
 from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.api import File, FileSystem
+from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import memory_bytes
 from siltstone.logs import log
 from siltstone.manage.verb import Nothing
-from siltstone.snapshot.backup import SNAPSHOTS, StoreSource
+from siltstone.snapshot.backup import StoreSource
 from siltstone.snapshot.directory import Saved, SnapshotDirectory, link_target
 from siltstone.snapshot.format.contents import BoundedContents, NoContents
 from siltstone.snapshot.format.records import Record
@@ -240,7 +241,8 @@ async def _cut(broker: Broker, source: StoreSource) -> None:
 
 def open_keeper(fs: FileSystem, clock: Clock, data: PurePath, keep: int) -> SnapshotDirectory:
     """Open the directory of snapshots in a data directory. Raises: LockedError."""
-    return SnapshotDirectory(fs, clock, data / SNAPSHOTS, data / "quarantine", keep=keep)
+    paths = StorePaths(data)
+    return SnapshotDirectory(fs, clock, paths.snapshots, paths.quarantine, keep=keep)
 
 
 def check_persistence(fs: FileSystem, store: Store, persistence: str) -> None:
@@ -255,7 +257,7 @@ def check_persistence(fs: FileSystem, store: Store, persistence: str) -> None:
                 f"read; choose another data directory: databases={', '.join(names)}"
             )
         return
-    directory = store.path / SNAPSHOTS
+    directory = StorePaths(store.path).snapshots
     name = link_target(fs, directory) if fs.exists(directory) else ""
     if not name:
         return

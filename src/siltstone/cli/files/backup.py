@@ -19,6 +19,7 @@ from siltstone.cli.output.quantities import format_size, parse_size
 from siltstone.clock import SystemClock
 from siltstone.errors import ExistsError, NotFoundError, UsageError
 from siltstone.fs.api import File
+from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.manage.running import is_served, pinned, while_still
@@ -91,7 +92,9 @@ def backup(
             # are copied.
             closing.enter_context(pinned(data))
         _cut(data, source)
-        with progress("Backing up", BYTES, tree_size(fs, absolute_path(data) / "data")) as meter:
+        with progress(
+            "Backing up", BYTES, tree_size(fs, StorePaths(absolute_path(data)).data)
+        ) as meter:
             records = _watched(source.records(), meter)
             totals, size_bytes = publish_snapshot(fs, target, about_store(), records)
     if json:

@@ -21,9 +21,10 @@ from siltstone.cli.output.quantities import format_size
 from siltstone.clock import SystemClock
 from siltstone.errors import LockedError, NotFoundError, RetryError, SiltstoneError, UsageError
 from siltstone.fs.api import File
+from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem, absolute_path, catches_signal, send_signal
 from siltstone.manage.running import ask_broker, is_served
-from siltstone.snapshot.backup import SNAPSHOTS, StoreSource
+from siltstone.snapshot.backup import StoreSource
 from siltstone.snapshot.differences import find_differences
 from siltstone.snapshot.directory import SnapshotDirectory, link_target, list_snapshots, name_of
 from siltstone.snapshot.format.contents import ContentsInMemory, NoContents
@@ -46,7 +47,7 @@ Which = Annotated[
 
 def _find(data: Path, which: str) -> PurePath:
     """Return the file of a snapshot. Raises: NotFoundError."""
-    directory = absolute_path(data) / SNAPSHOTS
+    directory = StorePaths(absolute_path(data)).snapshots
     if which == "state":
         name = link_target(PosixFileSystem(), directory)
         if not name:
@@ -73,7 +74,7 @@ def list_all(data: Data = DATA_DEFAULT, json: Json = False) -> None:
 
     $ siltstone snapshot list
     """
-    directory = absolute_path(data) / SNAPSHOTS
+    directory = StorePaths(absolute_path(data)).snapshots
     found = (
         list_snapshots(PosixFileSystem(), directory) if PosixFileSystem().exists(directory) else []
     )
@@ -171,7 +172,7 @@ def verify(
     $ siltstone snapshot verify
     $ siltstone snapshot verify 3 4
     """
-    directory = absolute_path(data) / SNAPSHOTS
+    directory = StorePaths(absolute_path(data)).snapshots
     if which is None:
         found = (
             list_snapshots(PosixFileSystem(), directory)
@@ -251,7 +252,7 @@ def now(
     open_reading(data).close()
     directory = absolute_path(data)
     try:
-        lock = PosixFileSystem().lock(directory / "LOCK")
+        lock = PosixFileSystem().lock(StorePaths(directory).lock)
     except LockedError:
         if is_served(Path(directory)):
             name = str(ask_broker(Path(directory), {"do": "snapshot"}, timeout))
@@ -277,7 +278,8 @@ def _write_here(directory: PurePath) -> str:
             "this is the data directory of a broker that keeps its state in memory; the broker is "
             "not running, so its last snapshot is current"
         )
-    keeper = SnapshotDirectory(fs, SystemClock(), directory / SNAPSHOTS, directory / "quarantine")
+    paths = StorePaths(directory)
+    keeper = SnapshotDirectory(fs, SystemClock(), paths.snapshots, paths.quarantine)
     try:
         return keeper.save(source.records(), source=SOURCE).path.name
     finally:
@@ -285,7 +287,7 @@ def _write_here(directory: PurePath) -> str:
 
 
 def _is_of_broker(directory: PurePath) -> bool:
-    snapshots = directory / SNAPSHOTS
+    snapshots = StorePaths(directory).snapshots
     if not PosixFileSystem().exists(snapshots) or not link_target(PosixFileSystem(), snapshots):
         return False
     with PosixFileSystem().open(
@@ -296,13 +298,13 @@ def _is_of_broker(directory: PurePath) -> bool:
 
 def _ask_broker(directory: PurePath, timeout: float) -> str:
     """Send SIGUSR1 to the broker, and wait until the link has moved."""
-    holder = PosixFileSystem().read(directory / "LOCK").decode("ascii", "replace").strip()
+    holder = PosixFileSystem().read(StorePaths(directory).lock).decode("ascii", "replace").strip()
     if not holder.isdecimal() or not catches_signal(int(holder), signal.SIGUSR1):
         raise LockedError(
             f"data directory {directory} is in use by process {holder}, which is not a broker; "
             f"stop that process"
         )
-    snapshots = directory / SNAPSHOTS
+    snapshots = StorePaths(directory).snapshots
     before = (
         link_target(PosixFileSystem(), snapshots) if PosixFileSystem().exists(snapshots) else ""
     )

@@ -9,8 +9,8 @@ import siltstone
 from siltstone.cli.nodes import own_directory
 from siltstone.cli.opening import open_reading
 from siltstone.errors import LockedError, NotFoundError, UsageError
+from siltstone.fs.paths import FLIGHT
 from siltstone.manage.running import is_served
-from siltstone.scan.node import SOCKET
 from siltstone.scan.survey import find_database
 
 
@@ -30,7 +30,7 @@ def check_target(data: Path) -> None:
 
     Raises: LockedError if a broker uses the directory and does not serve Flight.
     """
-    if is_served(data) and not is_served(data, SOCKET):
+    if is_served(data) and not is_served(data, FLIGHT):
         raise LockedError(
             f"the broker of {data} does not accept rows from this job; set flight.enabled = true "
             f"in its settings and start it again, or stop it first"

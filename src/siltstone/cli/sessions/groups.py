@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from siltstone.cli.management import manage
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import add_row, confirm, say, show, show_json, table
@@ -16,17 +17,15 @@ from siltstone.cli.sessions.sessions import (
     COUNT_MAX,
     Database,
     To,
-    changing,
     fact,
     looking,
-    place_of,
     seconds_text,
 )
 from siltstone.clock import SystemClock
 from siltstone.errors import NotFoundError
 from siltstone.manage.running import ask_broker, is_served
+from siltstone.manage.sessions import MoveGroup, NameGroup
 from siltstone.session.archive.keys import group_id, group_parts
-from siltstone.session.archive.move import move_group
 from siltstone.session.archive.records import SavedGroup, ShardSerial
 from siltstone.session.durable.delivered_source import DeliveredSource
 from siltstone.session.durable.lag import group_lag
@@ -123,16 +122,8 @@ def reset(
 
     $ siltstone groups reset '$share/workers/plant/#' --to latest
     """
-    parts = group_parts(group)
-    if is_served(data):
-        ask_broker(data, {"do": "move-group", "group": group, "to": to})
-    else:
-        with changing(data, database) as (archive, store):
-            owned = archive.take_group(*parts)
-            if owned is None:
-                raise _not_stored(group)
-            move_group(owned, place_of(store, database, to))
-            owned.save()
+    group_parts(group)
+    manage(data, "move-group", MoveGroup(group=group, to=to, database=database))
     if json:
         show_json({"group": group, "moved": True, "to": to})
     else:
@@ -147,29 +138,15 @@ def drop(group: GroupText, yes: Yes = False, data: Data = DATA_DEFAULT, json: Js
 
     $ siltstone groups drop '$share/workers/plant/#'
     """
-    parts = group_parts(group)
+    group_parts(group)
     if not yes:
         confirm(f"drop {group} with its queued messages")
-    if is_served(data):
-        if not ask_broker(data, {"do": "drop-group", "group": group}):
-            raise NotFoundError(f"share group {group!r} does not exist")
-    else:
-        with changing(data, None) as (archive, _):
-            owned = archive.take_group(*parts)
-            if owned is None:
-                raise _not_stored(group)
-            owned.drop()
+    if not manage(data, "drop-group", NameGroup(group=group)).root:
+        raise NotFoundError(f"share group {group!r} does not exist")
     if json:
         show_json({"group": group, "dropped": True})
     else:
         say(f"dropped {group}")
-
-
-def _not_stored(group: str) -> NotFoundError:
-    return NotFoundError(
-        f"share group {group!r} is not stored: a group without durable sessions exists only in the "
-        f"memory of the running broker"
-    )
 
 
 def _live_groups(data: Data) -> dict[str, SavedGroup]:

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from siltstone.cli.opening import open_reading, open_writing
+from siltstone.cli.management import manage
+from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes, converted
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import add_row, confirm, say, show, show_json, table
@@ -23,15 +24,16 @@ from siltstone.cli.output.quantities import parse_time
 from siltstone.cli.store.kv import open_engine
 from siltstone.clock import SystemClock
 from siltstone.errors import NotFoundError, UsageError
+from siltstone.fs.paths import StorePaths
 from siltstone.manage.running import ask_broker, is_served
+from siltstone.manage.sessions import MoveSession, NameSession
 from siltstone.session.archive.index import expires_at_us
-from siltstone.session.archive.move import Place, find_place, move_session
-from siltstone.session.archive.records import SavedSession, ShardSerial
-from siltstone.session.archive.store import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
+from siltstone.session.archive.move import Place
+from siltstone.session.archive.records import SavedSession
 from siltstone.session.archive.view import ArchiveView
 from siltstone.session.durable.delivered_source import DeliveredSource
 from siltstone.session.durable.lag import Lag, session_lag
-from siltstone.store.directory import COMMITS, Store
+from siltstone.store.directory import Store
 from siltstone.store.tx.reading import KeyValueReader
 
 app = App("List, inspect, move and drop durable sessions.", "siltstone sessions list")
@@ -78,7 +80,7 @@ def looking(data: Path, database: str | None) -> Iterator[tuple[ArchiveView, Sto
     Raises: UsageError.
     """
     with open_reading(data) as store:
-        place = store.path / COMMITS
+        place = StorePaths(store.path).commits
         try:
             reader = KeyValueReader(open_engine(place))
         except NotFoundError as exc:
@@ -88,23 +90,6 @@ def looking(data: Path, database: str | None) -> Iterator[tuple[ArchiveView, Sto
             yield ArchiveView(reader, origin), store
         finally:
             reader.close()
-
-
-@contextmanager
-def changing(data: Path, database: str | None) -> Iterator[tuple[SessionArchive, Store]]:
-    """Open the archive for writing when no broker runs. Raises: UsageError, LockedError."""
-    with open_writing(data) as store:
-        # A broker with persistence = "snapshot" has no archive; it must not get one.
-        if COMMITS not in store.keyvalue_places():
-            raise UsageError(f"{data} has no durable sessions")
-        keyvalue = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
-        origin = None if database is None else store.database(database).origin
-        yield SessionArchive(keyvalue, SystemClock(), origin), store
-
-
-def place_of(store: Store, database: str, place: Place) -> tuple[ShardSerial, ...]:
-    """Return the position of a place in the messages."""
-    return find_place(store.database(database).feed_source(), place)
 
 
 @app.command("list")
@@ -238,18 +223,7 @@ def drop_session(
     """
     if not yes:
         confirm(f"drop the session of {client_id!r} with its queued messages")
-    if is_served(data):
-        found = ask_broker(data, {"do": "drop", "client_id": client_id})
-    else:
-        with changing(data, None) as (archive, _):
-            owned = archive.take(client_id)
-            found = owned is not None
-            if owned is not None and owned.state.will is not None:
-                # The session expires, and its will is published, when the broker starts.
-                owned.put_meta(expiry_seconds=0, away_since_us=0, connected=False)
-                owned.save()
-            elif owned is not None:
-                owned.drop()
+    found = manage(data, "drop", NameSession(client_id=client_id)).root
     if not found:
         raise NotFoundError(f"client {client_id!r} has no durable session")
     if json:
@@ -273,15 +247,7 @@ def move(
     $ siltstone sessions move my-client --to earliest
     $ siltstone sessions move my-client --to -1h
     """
-    if is_served(data):
-        ask_broker(data, {"do": "move", "client_id": client_id, "to": to})
-    else:
-        with changing(data, database) as (archive, store):
-            owned = archive.take(client_id)
-            if owned is None:
-                raise NotFoundError(f"client {client_id!r} has no durable session")
-            move_session(owned, place_of(store, database, to))
-            owned.save()
+    manage(data, "move", MoveSession(client_id=client_id, to=to, database=database))
     if json:
         show_json({"client_id": client_id, "moved": True, "to": to})
     else:

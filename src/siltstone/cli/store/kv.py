@@ -46,6 +46,7 @@ from siltstone.cli.store.setting_options import THRESHOLD_HELP
 from siltstone.cli.store.settings import SETTINGS, named_options, shown_value
 from siltstone.clock import SystemClock
 from siltstone.errors import NotFoundError
+from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.manage.keyvalues import (
     Begin,
@@ -160,7 +161,7 @@ def drop(name: Name, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = F
     if not yes:
         with open_reading(data) as store:
             if name in store.keyvalue_names():
-                with _opened(store.path / "kv" / name) as reader:
+                with _opened(StorePaths(store.path).keyvalue(name)) as reader:
                     rows = sum(1 for _ in reader.read())
                 confirm_drop(f"key-value database {name!r}", rows)
     manage(data, "kv-drop", NameKeyValue(database=name))

@@ -20,9 +20,10 @@ from siltstone.cli.output.quantities import format_size
 from siltstone.cli.store.kv import open_engine
 from siltstone.errors import NotFoundError, UsageError
 from siltstone.fs.api import FileSystem
+from siltstone.fs.paths import COMMITS, StorePaths
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.session.archive.check import archive_problems
-from siltstone.store.directory import COMMITS, Store
+from siltstone.store.directory import Store
 from siltstone.store.kv.mending import mend
 from siltstone.store.log.check.findings import Finding
 from siltstone.store.log.check.verify import VerifyReport, verify_database
@@ -73,7 +74,7 @@ def verify(
 def _check(store: Store, name: str | None, data: Data, *, repair: bool) -> dict[str, Report]:
     """Check one database, or all. Raises: NotFoundError."""
     fs = PosixFileSystem()
-    directory = store.path / "data"
+    directory = StorePaths(store.path).data
     keyvalues = {
         each if each == COMMITS else f"kv/{each}": place
         for each, place in store.keyvalue_places().items()
@@ -87,7 +88,7 @@ def _check(store: Store, name: str | None, data: Data, *, repair: bool) -> dict[
     if name is not None and name not in (*logs, *keyvalues):
         there = ", ".join([*store.names(), *keyvalues]) or "none"
         raise NotFoundError(f"database {name!r} does not exist in {data} (databases: {there})")
-    quarantine = store.path / "quarantine"
+    quarantine = StorePaths(store.path).quarantine
     reports: dict[str, Report] = {}
     total = sum(tree_size(fs, directory / each) for each in wanted if each not in keyvalues)
     with progress("Verifying", BYTES, total) as meter:

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 
 from siltstone.errors import UsageError
 from siltstone.flight.client import NodeClient
+from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.pipeline.remote import find_node, node_database
 from siltstone.pipeline.table import table
@@ -100,7 +101,7 @@ def learn(
     found, used = structures(rows, tuple(thresholds) if thresholds else None, defaults)
     if not dry_run:
         varying = tuple(item.pattern for item in found if "+" in item.pattern.split("/"))
-        directory = absolute_path(path) / "data" / name
+        directory = StorePaths(absolute_path(path)).database(name)
         write_seed(PosixFileSystem(), directory, Seed(varying, used))
     return LearnReport(
         database=name,

@@ -25,6 +25,7 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.fs.api import FileSystem
+from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import replace_file
 from siltstone.pipeline.jobs.upkeep import locked_lake
@@ -381,7 +382,7 @@ class TierJob:
         self._ledger = ledger
 
     def _mark(self) -> None:
-        directory = PurePath(self._path) / "data" / self.database.name
+        directory = StorePaths(PurePath(self._path)).database(self.database.name)
         write_tiered(self._fs, directory, self._ledger.position)
 
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from siltstone.errors import CorruptionError, UsageError
 from siltstone.fs.api import FileSystem
+from siltstone.fs.paths import StorePaths
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.pipeline.lake.rules import Rules, rules_from_json
 
@@ -95,7 +96,7 @@ class Ledger:
 
 def lake_directory(data: PurePath, database: str) -> PurePath:
     """Return the directory of the tables of a database, given the data directory."""
-    return data / "lake" / database
+    return StorePaths(data).lake(database)
 
 
 def read_ledger(fs: FileSystem, directory: PurePath, identity: str) -> Ledger:

@@ -30,11 +30,11 @@ import pyarrow as pa
 
 from siltstone.errors import NotFoundError, SiltstoneError, UsageError
 from siltstone.fs.api import EntryKind, File, FileSystem
+from siltstone.fs.paths import StorePaths
 from siltstone.fs.publish import create_directories, remove_tree, replace_file
 from siltstone.scan.ingest.columns import ROWS_SCHEMA
 from siltstone.store.writer.ticket import Ticket
 
-STAGING: Final = "staging"
 _COMMITTED: Final = "committed"
 _NAME: Final = re.compile(r"[0-9a-f]{32}\.arrow")
 # A sequence consists of the number of the batch and the number of the piece in it.
@@ -73,7 +73,7 @@ class Staging:
 
     def __init__(self, fs: FileSystem, data: PurePath) -> None:
         self._fs = fs
-        self._root = data / STAGING
+        self._root = StorePaths(data).staging
 
     def stage(self, batch: WriteBatch, rows: Iterable[pa.RecordBatch]) -> str | None:
         """Write rows of ROWS_SCHEMA to a new file and sync it; return its name, None for no rows.

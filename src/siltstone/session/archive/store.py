@@ -19,6 +19,7 @@ from typing import Final
 
 from siltstone.clock import Clock
 from siltstone.errors import UsageError
+from siltstone.fs.paths import COMMITS
 from siltstone.logs import log
 from siltstone.session.archive.codec import decode_group, decode_session
 from siltstone.session.archive.index import KINDS, expires_at_us
@@ -46,7 +47,7 @@ from siltstone.session.archive.places import Page, sessions_before
 from siltstone.session.archive.records import SavedGroup, SavedSession
 from siltstone.session.archive.rows import ArchiveRows, second_word, serial_of
 from siltstone.session.archive.start_over import StartOver, group_in, session_in
-from siltstone.store.directory import COMMITS, COMMITS_SETTINGS
+from siltstone.store.directory import COMMITS_SETTINGS
 from siltstone.store.keyvalue import KeyValueDatabase
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.slab.identity import DatabaseIdentity, told
