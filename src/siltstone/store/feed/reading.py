@@ -27,6 +27,7 @@ from siltstone.store.log.read.scan import Span, read_frames
 from siltstone.store.log.read.selection import FrameRun, PieceReader, wanted_of
 from siltstone.store.log.slab import Slab
 from siltstone.store.segment.chain import SegmentHandle
+from siltstone.store.segment.index import FIRST_ROWS
 from siltstone.store.segment.table import TABLE_ROWS, FrameTable
 from siltstone.store.segment.view import FrameView
 from siltstone.store.shard.retry_dropped import again_when_dropped
@@ -102,6 +103,11 @@ class _Gathering:
             self.rows += rows.num_rows
             self.size_bytes += rows.size_bytes
         return stop
+
+    @property
+    def rows_first(self) -> int:
+        """The number of rows that are read at first."""
+        return min(self._settings.read_rows, FIRST_ROWS)
 
     @property
     def is_full(self) -> bool:
@@ -213,7 +219,9 @@ class StoreSource:
                 )
                 run = _run_of(slab.id, handle, range(serial, frames.next_serial))
                 try:
-                    for found in read_frames(segment, frames.numbers, TABLE_ROWS):
+                    for found in read_frames(
+                        segment, frames.numbers, TABLE_ROWS, gathering.rows_first
+                    ):
                         stop = self._gather(plan.reader, run, found, gathering)
                         if stop is not None:
                             return stop

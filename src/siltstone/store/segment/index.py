@@ -235,9 +235,10 @@ class SegmentIndex:
         start, stop = numbers[0], numbers[-1] + 1
         chosen = np.asarray(numbers, np.int64) - start
         rows = column_of(self.row_counts[start:stop], np.uint32)[chosen].astype(np.int64)
-        # The index may grow at this moment, so the end of the last frame is not taken from it.
         positions = column_of(self.positions[start:stop], np.int64)
-        sizes = np.append(positions[1:] - positions[:-1], 0)[chosen]
+        # The index may grow at this moment; the last frame then only seems to be larger.
+        end = self.positions[stop] if stop < self.frame_count else self.end_position
+        sizes = (np.append(positions[1:], end) - positions)[chosen]
         small = are_small(rows, sizes, rows_per_piece)
         rows, sizes = rows.cumsum(), sizes.cumsum()
         first, count = 0, len(chosen)

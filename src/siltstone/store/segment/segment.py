@@ -27,8 +27,9 @@ may not be the newest.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Final
 
@@ -49,7 +50,7 @@ from siltstone.store.segment.frame import (
     decode_header,
 )
 from siltstone.store.segment.index import SegmentIndex
-from siltstone.store.segment.table import FrameTable, column_of, frame_positions
+from siltstone.store.segment.table import FrameTable, are_plain, column_of, frame_positions
 from siltstone.store.segment.view import FrameView, open_frame
 from siltstone.store.segment.walker import CHECKSUM, FrameWalk
 
@@ -59,6 +60,8 @@ VERSION: Final = 1
 _INDEXED: Final = 1 << 14
 _WALKED: Final = 16
 _TABLE_FRAMES: Final = 1 << 13
+# A single frame with fewer rows is opened by itself, which costs less.
+_SINGLE_ROWS: Final = 64
 LAYOUT_LOG: Final = 1
 SEGMENT_HEADER_BYTES: Final = 4096
 SEGMENT_BYTES_MIN: Final = 64 * 1024
@@ -220,6 +223,26 @@ class Segment:
             index.verified[number] = 1
         return self.open_frame(position, header)
 
+    def open_frames(self, numbers: Sequence[int]) -> Iterator[FrameView | FrameTable]:
+        """Open frames in order, plain ones many at a time. Raises: CorruptionError."""
+        index = self.index
+        start, stop = numbers[0], numbers[-1] + 1
+        chosen = np.asarray(numbers, np.int64) - start
+        plain = are_plain(self.view, column_of(index.positions[start:stop], np.int64)[chosen])
+        bounds = np.flatnonzero(plain[1:] != plain[:-1]) + 1
+        for first, last in pairwise([0, *bounds.tolist(), len(numbers)]):
+            left = numbers[first:last]
+            several = len(left) > 1 or index.row_counts[left[0]] > _SINGLE_ROWS
+            while left:
+                table = self.table(left) if plain[first] and several else None
+                if table is not None:
+                    yield table
+                    left = left[len(table) :]
+                if left:
+                    # A frame that is not plain, or at which the table ended.
+                    yield self.frame(left[0])
+                    left = left[1:]
+
     def table(self, numbers: Sequence[int]) -> FrameTable | None:
         """Open many frames at once, up to the first that does not belong into a table; return None
         if that is the first. Open that one with `frame`.
@@ -248,11 +271,11 @@ class Segment:
         The table ends before a frame that is not small, damaged or compressed, or whose serials do
         not follow those of the frame before it. All frames are checked.
         """
-        positions = frame_positions(self.view, position, limit, _TABLE_FRAMES)
+        positions = frame_positions(self.view, position, limit, _TABLE_FRAMES, small=True)
         if len(positions) < _WALKED:
             return None
         table = FrameTable(self.view, self.buffer, positions, limit)
-        table.keep_small()
+        table.keep_limits()
         table.keep_following(serial)
         if len(table) < _WALKED:
             return None

@@ -41,9 +41,12 @@ _LOW: Final = 0xFFFF_FFFF
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
 # The bytes of kind and compression.
 _PLAIN_ROWS: Final = ROWS | PLAIN << 8
-_LENGTH: Final = struct.Struct("<I")
-# Arrow's offsets have 32 bits, and are relative to the first frame.
-_REACH_BYTES: Final = 1 << 30
+# Length, kind and compression, number of sections, first serial, number of rows.
+_START: Final = struct.Struct("<IHHQI")
+# Arrow's offsets have 31 bits, and are relative to the first frame. Arrow also reserves memory by
+# the distance from the first value to the last one.
+_OFFSET_MAX: Final = (1 << 31) - 1
+_REACH_BYTES: Final = 1 << 26
 
 # A frame with more rows, or with larger rows, is opened by itself: its columns need not be copied.
 # But each stream of it is a piece of its own, and a piece costs as much as some hundred rows.
@@ -83,6 +86,7 @@ class FrameTable:
         self.numbers = MappedNumbers(view)
         self.view = view
         self.buffer = buffer
+        self._directory: Directory | None = None
         self._read_heads(positions, limit)
 
     def __len__(self) -> int:
@@ -99,8 +103,10 @@ class FrameTable:
             (heads[0] & _LOW == _MAGIC)
             & (kinds == _PLAIN_ROWS)
             & (lengths >= HEADER_BYTES)
+            & (lengths & 7 == 0)
             & (positions + lengths <= limit)
             & (positions - positions[0] < _REACH_BYTES)
+            & (positions + lengths - positions[0] <= _OFFSET_MAX)
         )
         self.positions = positions
         self.ends = positions + lengths
@@ -152,6 +158,7 @@ class FrameTable:
 
     def cut(self, count: int) -> None:
         """Keep the first `count` frames."""
+        self._directory = None
         self.positions = self.positions[:count]
         self.ends = self.ends[:count]
         self.crcs = self.crcs[:count]
@@ -178,23 +185,32 @@ class FrameTable:
                 return
 
     def keep_trusted(self, seed: int) -> None:
-        """Check the heads of all frames; cut the table before the first that does not match."""
+        """Check the heads of all frames; cut the table before the first that does not match.
+
+        A frame without a checksum of its head is checked as a whole.
+        """
         places = zip(
-            self.positions.tolist(), self.head_ends.tolist(), self.head_crcs.tolist(), strict=True
+            self.positions.tolist(),
+            self.head_ends.tolist(),
+            self.head_crcs.tolist(),
+            self.ends.tolist(),
+            self.crcs.tolist(),
+            strict=True,
         )
         view = self.view
-        for number, (position, end, crc) in enumerate(places):
+        for number, (position, head_end, head_crc, end, crc) in enumerate(places):
             fixed = crc32c(view[position + 8 : position + HEAD_CRC_OFFSET], seed)
-            if crc == 0 or crc32c(view[position + HEADER_BYTES : end], fixed) != crc:
+            trusted = (
+                head_crc and crc32c(view[position + HEADER_BYTES : head_end], fixed) == head_crc
+            )
+            if not trusted and crc32c(view[position + 8 : end], seed) != crc:
                 self.cut(number)
                 return
 
-    def keep_small(self) -> None:
-        """Cut the table before the first frame that is not small, and at its limits."""
+    def keep_limits(self) -> None:
+        """Cut the table where it has more rows or bytes than are read at once."""
         sizes = self.ends - self.positions
-        small = are_small(self.row_counts, sizes, TABLE_ROWS)
-        small &= (self.row_counts.cumsum() <= TABLE_ROWS) & (sizes.cumsum() <= TABLE_BYTES)
-        self.keep_first(small)
+        self.keep_first((self.row_counts.cumsum() <= TABLE_ROWS) & (sizes.cumsum() <= TABLE_BYTES))
 
     def keep_following(self, serial: int) -> None:
         """Cut the table where serials are missing or used twice, from `serial` on."""
@@ -218,7 +234,16 @@ class FrameTable:
 
     def directory(self) -> Directory:
         """Return the directories of all frames."""
-        return Directory(self)
+        if self._directory is None:
+            self._directory = Directory(self)
+        return self._directory
+
+    def without_stream(self, stream_id: int) -> int | None:
+        """Return the position of the first frame without rows of a stream, or None."""
+        directory = self.directory()
+        held = np.zeros(len(self), np.bool_)
+        held[directory.frames[directory.stream_ids == np.uint64(stream_id)]] = True
+        return None if held.all() else int(self.positions[held.argmin()])
 
     def stream_end(self, frame: int, stream_id: int) -> int:
         """Return the serial after the last row of a stream in a frame."""
@@ -282,7 +307,7 @@ class FrameTable:
         entries are what lies between them.
         """
         count = len(starts)
-        if int((stops - starts).sum()) >= 1 << 31:
+        if int((stops - starts).sum()) > _OFFSET_MAX:
             raise OverflowError("the texts are too large for one array")
         first = int(starts[starts > 0].min(initial=len(self.numbers.u8)))
         bounds = np.empty(2 * count + 1, np.int32)
@@ -326,14 +351,24 @@ def array_of(numbers: NDArray[Any], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def frame_positions(view: memoryview, position: int, limit: int, most: int) -> Ints:
-    """Return where frames begin, as their lengths say, from a position on; nothing is checked."""
+def frame_positions(
+    view: memoryview, position: int, limit: int, most: int, *, small: bool = False
+) -> Ints:
+    """Return where plain rows frames begin, as their headers say, from a position on.
+
+    The list ends before another frame; with `small`, also before a frame that is not small. Nothing
+    is checked.
+    """
     found: list[int] = []
     while position + HEADER_BYTES <= limit and len(found) < most:
-        found.append(position)
-        (length,) = _LENGTH.unpack_from(view, position + 8)
-        if length < HEADER_BYTES or length & 7:
+        length, kind, _, _, rows = _START.unpack_from(view, position + 8)
+        if kind != _PLAIN_ROWS or length < HEADER_BYTES or length & 7:
             break
+        if small and not (
+            rows <= _SMALL_ROWS and length <= max(_SMALL_BYTES, _SMALL_ROW_BYTES * rows)
+        ):
+            break
+        found.append(position)
         position += length
     return np.array(found, np.int64)
 
@@ -342,6 +377,13 @@ def are_small(rows: Ints, sizes: Ints, rows_per_piece: int) -> Flags:
     """Return which frames are small, for a reader that wants so many rows of each stream."""
     small: Flags = rows <= (_SMALL_ROWS if rows_per_piece > _SMALL_PIECE else TABLE_ROWS)
     return small & (sizes <= np.maximum(_SMALL_BYTES, _SMALL_ROW_BYTES * rows))
+
+
+def are_plain(view: memoryview, positions: Ints) -> Flags:
+    """Return which of the frames at these positions are plain rows frames, as they say."""
+    words = np.frombuffer(view, np.dtype("<i8"), len(view) // 8)
+    plain: Flags = words[(positions >> 3) + 1] >> 32 & 0xFFFF == _PLAIN_ROWS
+    return plain
 
 
 def column_of(numbers: Sequence[int], kind: Any) -> NDArray[Any]:

@@ -12,7 +12,6 @@ from typing import Final, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
-from siltstone.errors import UsageError
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.rows.decode import load_parts
 from siltstone.store.log.read.frame_rows import FrameRows
@@ -24,6 +23,7 @@ from siltstone.store.log.read.pieces import (
     Piece,
     Row,
     make_rows,
+    plain_overflow,
     schema_of,
 )
 from siltstone.store.log.read.selection import stream_ids
@@ -69,7 +69,8 @@ def _whole(batch: FeedBatch, columns: Sequence[str]) -> pa.RecordBatch:
         arrays = [_MEMORY[name](batch) for name in columns]
     else:
         parts = cast("list[Piece | FrameRows]", batch.origin)
-        arrays = [_joined([_column(part, name) for part in parts]) for name in columns]
+        with plain_overflow():
+            arrays = [_joined([_column(part, name) for part in parts]) for name in columns]
     whole = pa.RecordBatch.from_arrays(arrays, schema=schema)
     batch.arrow = (key, whole)
     return whole
@@ -82,14 +83,7 @@ def _column(part: Piece | FrameRows, name: str) -> pa.Array:
 
 
 def _joined(parts: list[pa.Array]) -> pa.Array:
-    if len(parts) == 1:
-        return parts[0]
-    try:
-        return pa.concat_arrays(parts)
-    except pa.ArrowInvalid as exc:
-        raise UsageError(
-            "the rows are too large for one record batch: read fewer rows at a time"
-        ) from exc
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
 def _topic(batch: FeedBatch) -> pa.Array:

@@ -86,7 +86,8 @@ def _shard_tables(plan: ShardPlan, span: Span, columns: Sequence[str]) -> Iterat
                 held += _held_bytes(pieces)
             for part in parts:
                 if isinstance(part, FrameRows):
-                    yield Batch([part.in_time_order()], part.num_rows).table(columns)
+                    for some in part.in_time_order().pieces(_GATHER_BYTES):
+                        yield Batch([some], some.num_rows).table(columns)
         if rows:
             yield _gathered(gathered, rows, columns, len(streams))
         if damage is not None:

@@ -5,7 +5,7 @@ The columns are those of SCHEMA, with the same values as `Piece.column`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise, repeat
 from typing import Final, NamedTuple, Protocol
 
@@ -118,7 +118,7 @@ class FrameRows:
         flags = self.flags()
         return make_rows(
             zip(
-                _strings(self.topics()),
+                self._topic_strings(),
                 _binaries(self.column("value")),
                 _strings(self.publishers()),
                 (flags & QOS_MASK).tolist(),
@@ -135,15 +135,29 @@ class FrameRows:
 
     def load(self, names: dict[bytes, bytes]) -> RowLists:
         """Return the rows as lists; topics that are new are added to `names`."""
-        topics = _texts_once(self.topics(), names)
+        words, places = self._distinct_topics()
+        topics = _texts_once(words, names)
         return RowLists(
-            topics=topics,
+            topics=[topics[place] for place in places],
             values=_binaries(self.column("value")),
             properties=_binaries(self.column("properties")) if self.has_properties() else [],
             timestamps=self.times().tolist(),
             flags=self.flags().tolist(),
             publishers=_texts_once(self.publishers(), {}),
         )
+
+    def _topic_strings(self) -> Iterable[str]:
+        words, places = self._distinct_topics()
+        return map(words.to_pylist().__getitem__, places)
+
+    def _distinct_topics(self) -> tuple[pa.Array, list[int]]:
+        """Return the topics, each once for each frame, and for each row the place of its topic."""
+        keys = (self.frames << 32) + self.topic_numbers()
+        chosen, places = np.unique(keys, return_inverse=True)
+        words = self.table.texts(
+            TOPIC_OFFSETS, TOPICS, chosen >> 32, chosen & 0xFFFF_FFFF, pa.string()
+        )
+        return words, places.tolist()
 
     def stream_runs(self) -> list[tuple[int, int]]:
         """Return the streams of the rows, in order: (stream id, number of rows)."""
@@ -157,11 +171,26 @@ class FrameRows:
         return bool((self.table.lengths[STREAMS] > DIRECTORY.size).any())
 
     def row_sizes(self) -> Ints:
-        """Return for each row its share of the bytes of its frame."""
+        """Return the size of each row: its share of the bytes of its frame, and its topic.
+
+        A frame holds a topic once, but a column repeats it for each row.
+        """
         table = self.table
         sizes: Ints = (table.ends - table.positions) // np.maximum(table.row_counts, 1)
-        found: Ints = sizes[self.frames]
+        bounds = (table.offsets[TOPIC_OFFSETS][self.frames] >> 2) + self.topic_numbers()
+        topics = table.numbers.i32[bounds + 1] - table.numbers.i32[bounds]
+        found: Ints = sizes[self.frames] + topics
         return found
+
+    def pieces(self, size_max: int) -> Iterator[FrameRows]:
+        """Yield the rows in parts of about this size."""
+        sizes = self.row_sizes().cumsum()
+        start = 0
+        while start < self.num_rows:
+            before = int(sizes[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(sizes, before + size_max, "right")))
+            yield self if stop - start == self.num_rows else self.slice(start, stop)
+            start = stop
 
     def has_properties(self) -> bool:
         """Return whether any row may have MQTT properties."""

@@ -8,7 +8,8 @@ Python rows.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import repeat
@@ -103,6 +104,17 @@ class Piece:
         return _piece_rows(self)
 
 
+@contextmanager
+def plain_overflow() -> Iterator[None]:
+    """Raise UsageError if a column is too large for one array."""
+    try:
+        yield
+    except (pa.ArrowInvalid, OverflowError) as exc:
+        raise UsageError(
+            "the rows are too large for one record batch: read fewer rows at a time"
+        ) from exc
+
+
 class Part(Protocol):
     """Some of the rows of a batch: a piece of one frame, or rows of many small frames."""
 
@@ -134,16 +146,17 @@ class Batch:
         Raises: UsageError for an unknown column.
         """
         schema = schema_of(columns)
-        batches = [
-            pa.RecordBatch.from_arrays([part.column(name) for name in columns], schema=schema)
-            for part in self._parts
-        ]
+        with plain_overflow():
+            batches = [
+                pa.RecordBatch.from_arrays([part.column(name) for name in columns], schema=schema)
+                for part in self._parts
+            ]
         return pa.Table.from_batches(batches, schema=schema)
 
     def arrow(self, columns: Sequence[str] = COLUMNS) -> pa.RecordBatch:
         """Return the rows as one record batch; the rows of a single frame are not copied."""
         schema = schema_of(columns)
-        try:
+        with plain_overflow():
             chunks = [[part.column(name) for part in self._parts] for name in columns]
             arrays = [
                 parts[0]
@@ -151,10 +164,6 @@ class Batch:
                 else pa.concat_arrays(parts or [pa.nulls(0, field.type)])
                 for parts, field in zip(chunks, schema, strict=True)
             ]
-        except (pa.ArrowInvalid, OverflowError) as exc:
-            raise UsageError(
-                "the rows are too large for one record batch: read fewer rows at a time"
-            ) from exc
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def rows(self) -> list[Row]:

@@ -197,7 +197,8 @@ def read_stream(
             for part in _stream_parts(slab, segment, serial, span, selector, rows_max - taken):
                 if part is None:
                     return _result(parts, taken, serial, Status.LIMIT)
-                cut, serial = _cut(part, rows_max - taken, selector.stream.id)
+                cut, stop = _cut(part, rows_max - taken, selector.stream.id)
+                serial = max(serial, stop)
                 if cut.num_rows:
                     parts.append(cut)
                     taken += cut.num_rows
@@ -232,10 +233,10 @@ def _stream_parts(
     frames = index.frames_of(stream_id)
     # The list may grow meanwhile. Only the entries at the start of the read count.
     first = max(index.frame_at_serial(serial), index.frame_at_time(span.since_us))
-    stop = len(frames)
+    stop = count = len(frames)
     if span.until_us is not None:
         # Frames that are fully before the end of the span.
-        stop = bisect_left(frames, index.frame_at_time(span.until_us), 0, stop)
+        stop = bisect_left(frames, index.frame_at_time(span.until_us), 0, count)
     start = bisect_left(frames, first)
     each = index.rows_per_piece([stream_id])
     # So many rows of all streams hold about the rows that are needed.
@@ -245,28 +246,33 @@ def _stream_parts(
         numbers = frames[begin : min(begin + _LISTED_MAX, stop)]
         for found in read_frames(segment, numbers, each, rows_first):
             if isinstance(found, FrameTable):
+                _check_stream(segment, found.without_stream(stream_id))
                 rows = wanted_rows(slab.id, found, {stream_id: selector})
                 yield rows.within(range(serial, ALL_SERIALS.stop)).in_span(span.since_us, None)
             else:
                 yield _stream_piece(slab, segment, found, serial, span, selector)
-    for number in frames[max(start, stop) : len(frames)]:
+    for number in frames[max(start, stop) : count]:
         if _is_behind(index, number, span):
             yield None
             return
         yield _stream_piece(slab, segment, segment.frame(number), serial, span, selector)
 
 
+def _check_stream(segment: Segment, without: int | None) -> None:
+    """Raise CorruptionError if there is a frame without rows of its stream, at this position."""
+    if without is not None:
+        raise CorruptionError(
+            "the index names a stream that is not in the frame", path=segment.path, offset=without
+        )
+
+
 def _stream_piece(
     slab: Slab, segment: Segment, frame: FrameView, serial: int, span: Span, selector: Selector
 ) -> Piece:
     entry = frame.entry_of(selector.stream.id)
-    if entry is None:
-        number = segment.index.frame_at_serial(frame.header.first_serial)
-        raise CorruptionError(
-            "the index names a stream that is not in the frame",
-            path=segment.path,
-            offset=segment.index.positions[number],
-        )
+    number = segment.index.frame_at_serial(frame.header.first_serial)
+    _check_stream(segment, segment.index.positions[number] if entry is None else None)
+    assert entry is not None
     serials = range(serial, frame.serial_of(frame.header.row_count))
     return _cut_to(slab, selector, frame, entry, span, serials)
 
@@ -396,16 +402,11 @@ def read_frames(
     Raises: CorruptionError.
     """
     for group, small in segment.index.groups(numbers, rows_per_piece, rows_first):
-        left = group
-        while left:
-            table = segment.table(left) if small else None
-            if table is not None:
-                yield table
-                left = left[len(table) :]
-            if left:
-                # A frame that is not small, or at which the table ended: compressed or damaged.
-                yield segment.frame(left[0])
-                left = left[1:]
+        if small:
+            yield from segment.open_frames(group)
+        else:
+            for number in group:
+                yield segment.frame(number)
 
 
 def _table_rows(
