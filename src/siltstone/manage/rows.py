@@ -79,8 +79,8 @@ def pack(columns: Columns) -> bytes:
             for name, values in given.items()
         ]
         batch = pa.RecordBatch.from_arrays(arrays, names=list(given))
-    except (pa.ArrowException, TypeError, OverflowError) as exc:
-        raise UsageError(f"rows have values of a wrong type: {exc}") from exc
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+        raise UsageError(f"rows have values of a wrong type or number: {exc}") from exc
     batch = batch.replace_schema_metadata(metadata)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:

@@ -28,7 +28,6 @@ from siltstone.manage.verb import (
 from siltstone.session.archive.keys import group_parts
 from siltstone.session.archive.move import find_place, move_group, move_session
 from siltstone.session.archive.store import ARCHIVE_NAME, ARCHIVE_SETTINGS, SessionArchive
-from siltstone.store.database import Database
 
 
 def _checked_place(to: Any) -> Any:
@@ -102,11 +101,11 @@ def drop_session(host: Host, request: NameSession) -> YesOrNo:
 
 def move_saved_session(host: Host, request: MoveSession) -> YesOrNo:
     """Move a saved session to another position. Raises: NotFoundError, UsageError."""
-    database = host.store.database(request.database)
-    owned = _archive(host, database).take(request.client_id)
+    owned = _archive(host, request.database).take(request.client_id)
     if owned is None:
         raise NotFoundError(f"client {request.client_id!r} has no durable session")
-    move_session(owned, find_place(database.feed_source(), request.to))
+    source = host.store.database(request.database).feed_source()
+    move_session(owned, find_place(source, request.to))
     owned.save()
     return YesOrNo(root=True)
 
@@ -124,23 +123,25 @@ def drop_saved_group(host: Host, request: NameGroup) -> YesOrNo:
 def move_saved_group(host: Host, request: MoveGroup) -> YesOrNo:
     """Move a saved share group to another position. Raises: NotFoundError, UsageError."""
     parts = group_parts(request.group)
-    database = host.store.database(request.database)
-    owned = _archive(host, database).take_group(*parts)
+    owned = _archive(host, request.database).take_group(*parts)
     if owned is None:
         raise _not_stored(request.group)
-    move_group(owned, find_place(database.feed_source(), request.to))
+    source = host.store.database(request.database).feed_source()
+    move_group(owned, find_place(source, request.to))
     owned.save()
     return YesOrNo(root=True)
 
 
-def _archive(host: Host, database: Database | None = None) -> SessionArchive:
+def _archive(host: Host, database: str = "") -> SessionArchive:
     """Open the archive of a store without a broker. Raises: UsageError."""
     store = host.store
     # A broker with persistence = "snapshot" has no archive, and must not get one.
     if COMMITS not in store.keyvalue_places():
         raise UsageError(f"{store.path} has no durable sessions")
     keyvalue = store.keyvalue(ARCHIVE_NAME, ARCHIVE_SETTINGS)
-    return SessionArchive(keyvalue, store.clock, None if database is None else database.origin)
+    return SessionArchive(
+        keyvalue, store.clock, store.database(database).origin if database else None
+    )
 
 
 def _not_stored(group: str) -> NotFoundError:
