@@ -54,7 +54,7 @@ from siltstone.store.log.first_slab import create_slabs
 from siltstone.store.log.slab_names import holds_rows
 from siltstone.store.shard.shard import LEADING, READING, Role, Roles
 from siltstone.store.slab.manifest import MANIFEST, Manifest
-from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.slab.settings import DatabaseSettings, require_local
 from siltstone.store.tx.owned_map import OWNED_MAP_SETTINGS
 from siltstone.store.tx.settings import KeyValueSettings
 
@@ -215,6 +215,7 @@ class Store:
             _check_name(name)
             if settings is not None:
                 require_kind("settings", settings, DatabaseSettings, "a DatabaseSettings")
+                require_local(settings.backend)
             directory = self._paths.database(name)
             if self._fs.exists(directory / MANIFEST):
                 raise ExistsError(f"database {name!r} exists already")
@@ -284,6 +285,7 @@ class Store:
             require_kind("name", name, str, "text")
             if settings is not None:
                 require_kind("settings", settings, KeyValueSettings, "a KeyValueSettings")
+                require_local(settings.backend)
             known = self._keyvalues.get(name)
             if known is None or known.closed:
                 _check_name(name)

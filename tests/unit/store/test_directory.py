@@ -285,6 +285,24 @@ class TestSettings:
             assert (database.settings, store.names()) == (settings_of(shards=2), [NAME])
 
 
+class TestBackend:
+    def test_a_replicated_one_needs_a_cluster(self) -> None:
+        with World().store() as store:
+            with pytest.raises(UsageError, match="'replicated' needs a cluster"):
+                store.create(NAME, settings_of(backend="replicated"))
+            with pytest.raises(UsageError, match="'replicated' needs a cluster"):
+                store.keyvalue(NAME, KeyValueSettings(backend="replicated"))
+            assert (store.names(), store.keyvalue_names()) == ([], [])
+
+    def test_it_is_fixed_when_the_database_is_created(self) -> None:
+        with World().store() as store:
+            database = store.create(NAME, settings_of())
+            assert database.settings.backend == "local"
+            for known in (database, store.keyvalue(NAME)):
+                with pytest.raises(UsageError, match=r"cannot change .*: backend"):
+                    known.configure(backend="replicated")
+
+
 class TestOpen:
     def test_a_database_is_opened_once(self) -> None:
         world = World()

@@ -68,6 +68,11 @@ class Storage(Settings):
         le=16_384,
         description="Number of shards. Each shard has a writer thread.",
     )
+    backend: Literal["local", "replicated"] = Field(
+        default="local",
+        description="Where the shards are. local: on this machine; replicated: on several sites "
+        "of a cluster.",
+    )
     thresholds: Thresholds = Field(
         default=_DEFAULTS.thresholds,
         description="Number of distinct words per topic level before the level is treated as "

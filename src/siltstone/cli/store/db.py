@@ -54,6 +54,7 @@ def create(
     reclaim: options.Reclaim = None,
     quota: options.Quota = None,
     reserve: options.Reserve = None,
+    backend: options.Backend = None,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
@@ -84,6 +85,7 @@ def create(
         "reclaim": reclaim,
         "quota_bytes": quota,
         "reserve_bytes": reserve,
+        "backend": backend,
     }
     _create(name, {field: value for field, value in given.items() if value is not None}, data, json)
 

@@ -103,3 +103,11 @@ Quota = Annotated[
 Reserve = Annotated[
     int | None, _option("reserve_bytes", "SIZE", "Free disk space below which appends are refused.")
 ]
+Backend = Annotated[
+    str | None,
+    _option(
+        "backend",
+        "local|replicated",
+        "Where the shards are: on this machine, or on several sites of a cluster.",
+    ),
+]

@@ -80,6 +80,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "reclaim": _text("reclaim"),
     "quota_bytes": _size("quota"),
     "reserve_bytes": _size("reserve"),
+    "backend": _text("backend"),
 }
 
 

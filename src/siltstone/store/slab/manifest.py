@@ -486,7 +486,8 @@ def _stored_settings(settings: DatabaseSettings) -> dict[str, Any]:
     default value: readers of an earlier version may work beside a newer writer.
     """
     values = settings.to_json()
-    return {name: value for name, value in values.items() if (name, value) != ("reclaim", "none")}
+    unknown = {"backend": "local", "reclaim": "none"}
+    return {name: value for name, value in values.items() if unknown.get(name, ...) != value}
 
 
 def read_manifest(fs: FileSystem, directory: PurePath) -> Manifest:

@@ -12,6 +12,7 @@ from siltstone.store.segment.segment import SEGMENT_BYTES_MIN
 NEVER: Final = -1
 COMPRESSIONS: Final = ("none", "zstd", "lz4")
 SHARD_KEYS: Final = ("publisher", "topic")
+BACKENDS: Final = ("local", "replicated")
 RECLAIMS: Final = ("none", "delivered")
 THRESHOLD_MAX: Final = (1 << 31) - 1
 # The limits for one file or the memory, and for a disk.
@@ -41,6 +42,7 @@ class DatabaseSettings:
     before it is treated as variable. The last number applies to all deeper levels. 0 makes every
     level variable, -1 none. `reclaim` selects what a broker drops before retention does: nothing,
     or with `delivered` the sealed slabs of which no durable session and no share group needs a row.
+    The shards of a `local` backend are on one machine; a cluster keeps those of a `replicated` one.
     """
 
     shards: int = 1
@@ -61,6 +63,7 @@ class DatabaseSettings:
     reclaim: str = "none"
     quota_bytes: int | None = None
     reserve_bytes: int = 1024 * 1024
+    backend: str = "local"
 
     def __post_init__(self) -> None:
         """Validate all settings. Raises: UsageError."""
@@ -92,6 +95,7 @@ class DatabaseSettings:
             f"one of {', '.join(COMPRESSIONS)}",
             self.compression,
         )
+        _require(self.backend in BACKENDS, "backend", f"one of {', '.join(BACKENDS)}", self.backend)
         _require(self.reclaim in RECLAIMS, "reclaim", f"one of {', '.join(RECLAIMS)}", self.reclaim)
         _require(self.max_items >= 1, "max_items", "at least 1", self.max_items)
         _require(self.topic_cache >= 2, "topic_cache", "at least 2", self.topic_cache)
@@ -147,8 +151,18 @@ class DatabaseSettings:
         ]
 
 
-# Both select the shard of a row. A change would break the order of a publisher's rows.
-FIXED: Final = frozenset({"shards", "shard_by"})
+# `shards` and `shard_by` select the shard of a row: a change would break the order of a publisher's
+# rows. `backend` says where the history of the shards is.
+FIXED: Final = frozenset({"backend", "shards", "shard_by"})
+
+
+def require_local(backend: str) -> None:
+    """Raise UsageError for a database that this store cannot have without a cluster."""
+    if backend != "local":
+        raise UsageError(
+            f"a database with the backend {backend!r} needs a cluster, and this store does not "
+            f"belong to one: use the backend 'local'"
+        )
 
 
 def _check_type(name: str, value: object, declared: str) -> None:

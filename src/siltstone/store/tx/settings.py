@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Self
 
 from siltstone.errors import UsageError
+from siltstone.store.slab.settings import BACKENDS
 from siltstone.topic.structure import NEVER
 
 SECONDS_MAX: Final = 366 * 24 * 3600
-# Both are part of every key, or select its shard.
-FIXED: Final = frozenset({"shards", "timed"})
+# They are part of every key, select its shard, or say where the history of the shards is.
+FIXED: Final = frozenset({"backend", "shards", "timed"})
 GENERATIONS: Final = ("rotate_seconds", "rotate_bytes", "retain_seconds", "retain_bytes")
 
 
@@ -43,6 +44,7 @@ class KeyValueSettings:
     rotate_bytes: int | None = None
     retain_seconds: float | None = None
     retain_bytes: int | None = None
+    backend: str = "local"
 
     def __post_init__(self) -> None:
         """Validate all settings. Raises: UsageError."""
@@ -55,6 +57,7 @@ class KeyValueSettings:
             "one or more numbers of -1 and above",
             self.thresholds,
         )
+        _require(self.backend in BACKENDS, "backend", f"one of {', '.join(BACKENDS)}", self.backend)
         _require_int("max_items", self.max_items, 1, 1 << 20)
         _require_int("pending_bytes_max", self.pending_bytes_max, 1, 1 << 40)
         _require_int("topic_cache", self.topic_cache, 2, 1 << 40)

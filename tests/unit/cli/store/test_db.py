@@ -25,6 +25,7 @@ EVERY_OPTION = {
     "--reclaim": "delivered",
     "--quota": "10GiB",
     "--reserve": "0",
+    "--backend": "local",
 }
 EVERY_SETTING = DatabaseSettings(
     shards=2,
@@ -66,6 +67,22 @@ def test_every_setting_can_be_given_when_a_database_is_created(siltstone: Comman
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.document == {"database": "metrics", "settings": EVERY_SETTING.to_json()}
     assert settings_of(siltstone) == EVERY_SETTING
+
+
+def test_a_replicated_database_needs_a_cluster(siltstone: CommandLine) -> None:
+    outcome = siltstone("db", "create", "metrics", "--backend", "replicated")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err == (
+        "siltstone: a database with the backend 'replicated' needs a cluster, and this store does "
+        "not belong to one: use the backend 'local'\n"
+    )
+    other = siltstone("db", "create", "metrics", "--backend", "raft")
+    assert (other.status, other.err) == (
+        2,
+        "siltstone: --backend must be one of local, replicated: --backend='raft'\n",
+    )
+    with siltstone.store() as store:
+        assert store.names() == []
 
 
 def test_a_database_is_created_once(siltstone: CommandLine) -> None:

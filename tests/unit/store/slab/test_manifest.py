@@ -73,8 +73,9 @@ def renamed(name: str) -> Manifest:
 
 
 def known_before(manifest: Manifest) -> dict[str, object]:
-    """Return the settings without one that earlier readers do not know, where it says nothing."""
-    return {name: value for name, value in manifest.settings.to_json().items() if name != "reclaim"}
+    """Return the settings without those that earlier readers do not know, at their defaults."""
+    values = manifest.settings.to_json()
+    return {name: values[name] for name in values if name not in {"backend", "reclaim"}}
 
 
 def added(shard: int) -> AddedLog:

@@ -27,6 +27,7 @@ CHANGED = DatabaseSettings(
     retain_bytes=2,
     quota_bytes=3,
     reserve_bytes=0,
+    backend="replicated",
 )
 
 
@@ -67,6 +68,7 @@ def test_limits_may_be_absent() -> None:
         ("segment_bytes", 64 * 1024 + 1, "a multiple of 4096 from 65536"),
         ("segment_bytes", (1 << 40) + 4096, "a multiple of 4096 from 65536"),
         ("compression", "gzip", "one of none, zstd, lz4"),
+        ("backend", "Local", "one of local, replicated"),
         ("max_items", 0, "at least 1"),
         ("topic_cache", 1, "at least 2"),
         ("pending_bytes_max", 0, "at least 1"),
@@ -125,4 +127,4 @@ def test_what_differs_is_told_by_name() -> None:
 
 
 def test_what_decides_on_the_shard_of_a_row_is_fixed() -> None:
-    assert frozenset({"shards", "shard_by"}) == FIXED
+    assert frozenset({"backend", "shards", "shard_by"}) == FIXED
