@@ -28,7 +28,8 @@ _DEPTH_MAX: Final = 100
 def infer_type(payloads: Iterable[bytes]) -> StructType:
     """Return the type of JSON objects, inferred from a sample.
 
-    Payloads that Python cannot read, or that are too deep, are skipped.
+    A field of several types becomes a string, which holds the JSON of every value. Payloads that
+    Python cannot read, or that are too deep, are skipped.
 
     Raises: UsageError.
     """
@@ -36,17 +37,17 @@ def infer_type(payloads: Iterable[bytes]) -> StructType:
     for payload in payloads:
         try:
             document = loads(payload)
-            kind = _type_of(document, "payload", 0)
+            kind = _type_of(document, 0)
         except (ValueError, RecursionError):
             continue
         if isinstance(document, dict):
-            found = _merged(found, kind, "payload")
+            found = _merged(found, kind)
     if not isinstance(found, StructType):
         raise UsageError("cannot infer a schema: no payload is a JSON object; set payloadSchema")
     return _settled_struct(found)
 
 
-def _type_of(value: Any, name: str, depth: int) -> DataType:
+def _type_of(value: Any, depth: int) -> DataType:
     if depth > _DEPTH_MAX:
         raise ValueError("it is nested too deeply")
     match value:
@@ -63,18 +64,15 @@ def _type_of(value: Any, name: str, depth: int) -> DataType:
         case list():
             element: DataType = NullType()
             for item in value:
-                element = _merged(element, _type_of(item, name, depth + 1), name)
+                element = _merged(element, _type_of(item, depth + 1))
             return ArrayType(element)
         case _:
-            fields = [
-                StructField(key, _type_of(item, f"{name}.{key}", depth + 1))
-                for key, item in value.items()
-            ]
+            fields = [StructField(key, _type_of(item, depth + 1)) for key, item in value.items()]
             return StructType(fields)
 
 
-def _merged(one: DataType, other: DataType, name: str) -> DataType:
-    """Return a type that can hold values of both. Raises: UsageError."""
+def _merged(one: DataType, other: DataType) -> DataType:
+    """Return a type that can hold values of both."""
     if isinstance(other, NullType) or one == other:
         return one
     match one, other:
@@ -83,18 +81,15 @@ def _merged(one: DataType, other: DataType, name: str) -> DataType:
         case (LongType(), DoubleType()) | (DoubleType(), LongType()):
             return DoubleType()
         case ArrayType(), ArrayType():
-            return ArrayType(_merged(one.elementType, other.elementType, name))
+            return ArrayType(_merged(one.elementType, other.elementType))
         case StructType(), StructType():
             fields = {field.name: field.dataType for field in one.fields}
             for field in other.fields:
                 known = fields.get(field.name, NullType())
-                fields[field.name] = _merged(known, field.dataType, f"{name}.{field.name}")
+                fields[field.name] = _merged(known, field.dataType)
             return StructType([StructField(key, kind) for key, kind in fields.items()])
         case _:
-            raise UsageError(
-                f"cannot infer a schema: {name} is {one.simpleString()} in some messages and "
-                f"{other.simpleString()} in others; set payloadSchema"
-            )
+            return StringType()
 
 
 def _settled(kind: DataType) -> DataType:

@@ -11,9 +11,11 @@ from pyspark.sql.types import NumericType
 
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline.answers import plain_errors
+from siltstone.pipeline.lake.delta import list_tables
+from siltstone.pipeline.lake.ledger import read_identity
 from siltstone.pipeline.remote import find_node, node_database
-from siltstone.pipeline.table import Moment, find_seam, lake_table, lake_tables, table
-from siltstone.scan.options import ReadOptions
+from siltstone.pipeline.table import Moment, find_seam, lake_table, table
+from siltstone.scan.options import ReadOptions, parse_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,28 +34,32 @@ def make_views(
     *,
     database: str = "",
     since: Moment | None = None,
+    failOnDataLoss: bool | str = True,  # noqa: N803 - as the option of the source
     **node: str,
 ) -> list[str]:
     """Create a view of all rows with the name of the database, and one for each lake table.
 
-    If a table has the name of the database, the view has the rows, and the table gets no view. With
-    the `url` of a node there are no tables: a lake can be read only on the machine of the data
-    directory.
+    With `failOnDataLoss=False`, tables of an earlier database get no view. If a table has the name
+    of the database, the view has the rows, and the table gets no view. With the `url` of a node
+    there are no tables: a lake can be read only on the machine of the data directory.
 
     Raises: UsageError.
     """
     reached = find_node(path, node)
     if reached is not None:
         name = node_database(reached, database)
-        rows = table(spark, database=name, since=since, **node)
+        rows = table(spark, database=name, since=since, failOnDataLoss=failOnDataLoss, **node)
         rows.createOrReplaceTempView(_quoted(name))
         return [name]
-    seam = find_seam(PosixFileSystem(), ReadOptions(path=path, database=database))
+    fs = PosixFileSystem()
+    strict = parse_options({"path": path, "failOnDataLoss": str(failOnDataLoss)}).fails_on_loss
+    seam = find_seam(fs, ReadOptions(path=path, database=database, fails_on_loss=strict))
     taken = seam.database.lower()
-    names = [name for name in lake_tables(path, database=database) if name.lower() != taken]
+    is_own = read_identity(fs, seam.lake) in (None, seam.ledger.identity)
+    names = [name for name in list_tables(fs, seam.lake) if is_own and name.lower() != taken]
     for name in names:
         lake_table(spark, path, name, database=database).createOrReplaceTempView(name)
-    rows = table(spark, path, database=database, since=since)
+    rows = table(spark, path, database=database, since=since, failOnDataLoss=failOnDataLoss)
     rows.createOrReplaceTempView(_quoted(seam.database))
     return [seam.database, *names]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -45,10 +44,15 @@ from siltstone.pipeline.lake.pruning import (
 from siltstone.pipeline.remote import find_node, node_rows
 from siltstone.pipeline.source.schema import arrow_schema, spark_schema
 from siltstone.pipeline.spark.worker import spare_collections
-from siltstone.scan.offsets import Offsets, bounds_of
+from siltstone.scan.offsets import Loss, Offsets, bounds_of, find_losses
 from siltstone.scan.options import ReadOptions, parse_options, parse_time
-from siltstone.scan.origin import DirectoryOrigin
-from siltstone.scan.survey import find_database
+from siltstone.scan.survey import (
+    find_database,
+    opened,
+    own_offsets,
+    plan_between,
+    refuse_losses,
+)
 from siltstone.store.directory import Store
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -57,12 +61,17 @@ Moment = str | int | datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seam:
-    """The end of the lake, and the range of live rows, by shard; and the ledger of the lake."""
+    """The end of the lake, and the range of live rows, by shard; and the ledger of the lake.
+
+    `gone` has the live rows that were in no slab at this time. A query of the rows that exist does
+    not miss them; it must find all others.
+    """
 
     database: str
     lake: PurePath
     ledger: Ledger
     live: Mapping[int, range]
+    gone: Sequence[Loss] = ()
 
     @property
     def position(self) -> Mapping[int, int]:
@@ -79,17 +88,20 @@ def table(
     until: Moment | None = None,
     columns: Sequence[str] | None = None,
     database: str = "",
+    failOnDataLoss: bool | str = True,  # noqa: N803 - as the option of the source
     **node: str,
 ) -> DataFrame:
     """Return the current rows of a store and its lake, with the columns of the source.
 
-    `since` is inclusive, `until` exclusive. Instead of a path, `url` and the other options of the
-    source can name a node; the lake of a node is not read.
+    `since` is inclusive, `until` exclusive. As for the source, `failOnDataLoss=False` leaves out
+    rows that are dropped while the query runs, and the tables of an earlier database. Instead of a
+    path, `url` and the other options of the source can name a node; the lake of a node is not read.
 
     Raises: UsageError, also if requested rows are only in the lake of a node.
     """
     fs = PosixFileSystem()
     given = _given(path, filter, since, until, columns, database) | node
+    given |= {"failOnDataLoss": str(failOnDataLoss).lower()}
     if find_node(path, node) is not None:
         return node_rows(spark, given)
     options = parse_options(given)
@@ -111,7 +123,10 @@ def table(
 
 
 def lake_table(spark: SparkSession, path: str, name: str, *, database: str = "") -> DataFrame:
-    """Return a table of the lake with all columns, as it is now. Raises: NotFoundError."""
+    """Return a table of the lake with all columns, as it is now.
+
+    Raises: NotFoundError; UsageError if the tables belong to an earlier database.
+    """
     fs = PosixFileSystem()
     seam = find_seam(fs, ReadOptions(path=path, database=database))
     place = seam.lake / name
@@ -146,19 +161,29 @@ def find_seam(fs: FileSystem, options: ReadOptions) -> Seam:
     with Store(path, read_only=True, fs=fs) as store:
         database = find_database(store, options.database)
         lake = lake_directory(path, database.name)
-        ledger = read_ledger(fs, lake, database.identity)
+        strict = options.fails_on_loss
+        ledger = read_ledger(fs, lake, database.identity, fails_on_loss=strict)
         while True:
             # If the position did not change between the two reads, rows that were dropped meanwhile
             # were already in the lake.
-            bounds = bounds_of(database.extents())
-            before, ledger = ledger, read_ledger(fs, lake, database.identity)
+            extents = database.extents()
+            bounds = bounds_of(extents)
+            before = ledger
+            ledger = read_ledger(fs, lake, database.identity, fails_on_loss=strict)
             if before.position == ledger.position:
                 break
         live = {
             shard: range(min(held.stop, max(held.start, ledger.position.get(shard, 0))), held.stop)
             for shard, held in bounds.items()
         }
-        return Seam(database=database.name, lake=lake, ledger=ledger, live=live)
+        starts, stops = _ends_of(live)
+        gone = find_losses(starts, stops, extents)
+        return Seam(database=database.name, lake=lake, ledger=ledger, live=live, gone=gone)
+
+
+def _ends_of(live: Mapping[int, range]) -> tuple[dict[int, int], dict[int, int]]:
+    starts = {shard: serials.start for shard, serials in live.items()}
+    return starts, {shard: serials.stop for shard, serials in live.items()}
 
 
 def tiered_rows(
@@ -196,7 +221,9 @@ def tiered_files(spark: SparkSession, fs: FileSystem, seam: Seam) -> DataFrame:
 
 def is_still(fs: FileSystem, seam: Seam) -> bool:
     """Return whether no batch has ended since the seam was found."""
-    return read_ledger(fs, seam.lake, seam.ledger.identity).batch == seam.ledger.batch
+    # The seam has refused or accepted the tables of an earlier database.
+    ledger = read_ledger(fs, seam.lake, seam.ledger.identity, fails_on_loss=False)
+    return ledger.batch == seam.ledger.batch
 
 
 def _given(
@@ -241,17 +268,15 @@ def _live_rows(spark: SparkSession, fs: FileSystem, options: ReadOptions, seam: 
     A map over Arrow batches is used instead of the Python source: Spark copies every row of a
     Python source once more, and plans it in two other processes.
     """
-    starts = {shard: serials.start for shard, serials in seam.live.items()}
-    stops = {shard: serials.stop for shard, serials in seam.live.items()}
-    identity = seam.ledger.identity
-    asked = replace(
-        options,
-        database=seam.database,
-        starting=Offsets(starts, identity=identity),
-        ending=Offsets(stops, identity=identity),
-    )
-    with closing(DirectoryOrigin(fs, asked)) as origin:
-        portions = origin.plan_batch().partitions
+    starts, stops = _ends_of(seam.live)
+    asked = replace(options, database=seam.database)
+    with opened(fs, asked) as database:
+        # The rows between the seam and now must not belong to another database of this name.
+        own_offsets(Offsets(stops, identity=seam.ledger.identity), database.origin, asked)
+        extents = database.extents()
+        losses = find_losses(starts, stops, extents)
+        refuse_losses([loss for loss in losses if loss not in seam.gone], asked)
+        portions = plan_between(database, asked, starts, stops, extents).partitions
     schema = spark_schema(options.columns)
     if not portions:
         return spark.createDataFrame([], schema)

@@ -97,9 +97,9 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     given = {name.lower(): value for name, value in options.items()}
     _refuse_unknown(given)
     if not given:
-        # This happens when a table made with CREATE TABLE … USING siltstone OPTIONS (…) is read.
         raise UsageError(
-            "Spark does not pass the options of this table: use a temporary view or spark.read"
+            "path is missing: call load with the data directory of the store, or set url to a "
+            "node; a table made with CREATE TABLE loses its options, so use a temporary view"
         )
     node = node_from(given)
     if node is None and not given.get("path"):
@@ -200,7 +200,10 @@ def parse_filters(text: str, name: str) -> tuple[str, ...]:
 
 
 def parse_time(text: str, name: str) -> int:
-    """Parse a time and return µs: ISO 8601 (UTC if it has no zone), or a number since 1970."""
+    """Parse a time and return µs: ISO 8601 (UTC if it has no zone), or a number since 1970.
+
+    The size of the number tells whether it is in seconds, milliseconds or microseconds.
+    """
     word = text.strip()
     if word.isdecimal():
         number = int(word)
@@ -214,7 +217,8 @@ def parse_time(text: str, name: str) -> int:
         moment = datetime.fromisoformat(word)
     except ValueError as exc:
         raise UsageError(
-            f"{name} must be a time such as 2026-01-31T12:00:00Z, or a number since 1970: "
+            f"{name} must be a time such as 2026-01-31T12:00:00Z, or a number of seconds, "
+            f"milliseconds or microseconds since 1970: "
             f"{name}={text!r}"
         ) from exc
     if moment.tzinfo is None:

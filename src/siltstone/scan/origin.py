@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from siltstone.errors import NotFoundError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import absolute_path
 from siltstone.scan.options import ReadOptions
@@ -92,7 +93,12 @@ class DirectoryOrigin:
         self._store: Store | None = None
 
     def extents(self) -> list[SlabExtent]:
-        return self._opened().extents()
+        try:
+            return self._opened().extents()
+        except NotFoundError:
+            # The database may have been dropped and created again: open the new one.
+            self.close()
+            return self._opened().extents()
 
     def identity(self) -> DatabaseIdentity:
         return self._opened().identity()

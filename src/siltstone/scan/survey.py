@@ -11,7 +11,15 @@ from siltstone.errors import NotFoundError, SlabDroppedError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import absolute_path
-from siltstone.scan.offsets import AT_EARLIEST, AT_LATEST, Loss, Offsets, find_losses, resolve
+from siltstone.scan.offsets import (
+    AT_EARLIEST,
+    AT_LATEST,
+    Loss,
+    Offsets,
+    bounds_of,
+    find_losses,
+    resolve,
+)
 from siltstone.scan.options import ReadOptions
 from siltstone.scan.plan import Admitted, Backlog, Limits, SlabFrames, admit, pack
 from siltstone.scan.portion import Portion, Readable
@@ -93,8 +101,18 @@ def plan_batch(database: Database, options: ReadOptions) -> Plan[Portion]:
     end = resolve(ending, extents)
     # A query from "earliest" reads the rows that exist. A query from a given serial must find it.
     if any(serial >= 0 for serial in starting.serials.values()):
-        refuse_losses(find_losses(start, end, extents), options)
+        refuse_losses(find_losses(start, end, extents) + beyond(start, extents), options)
     return plan_between(database, options, start, end, extents)
+
+
+def beyond(start: Mapping[int, int], extents: Sequence[SlabExtent]) -> list[Loss]:
+    """Return the serials between the end of the store and a position that is ahead of it."""
+    bounds = bounds_of(extents)
+    return [
+        Loss(shard=shard, serials=range(bounds[shard].stop, serial))
+        for shard, serial in sorted(start.items())
+        if serial > bounds[shard].stop
+    ]
 
 
 def refuse_losses(losses: Sequence[Loss], options: ReadOptions) -> None:

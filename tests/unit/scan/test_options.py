@@ -145,7 +145,7 @@ def test_a_path_may_be_a_uri() -> None:
 def test_a_table_that_spark_has_forgotten_is_told_apart() -> None:
     with pytest.raises(
         UsageError,
-        match=r"Spark does not pass the options of this table: use a temporary view or spark\.read",
+        match=r"path is missing: call load with the data directory .* use a temporary view",
     ):
         parse_options({})
 

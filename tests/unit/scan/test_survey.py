@@ -138,6 +138,14 @@ def test_who_asks_for_everything_gets_what_is_left() -> None:
     assert serials(world) == [(FIRST, 0, 1), (THIRD, 2, 3)]
 
 
+def test_a_query_that_starts_behind_the_end_has_lost_what_is_between() -> None:
+    world = world_of(("a", "b"))
+    assert serials(world, starting=Offsets({0: 2})) == []
+    with pytest.raises(SlabDroppedError, match=r"shard 0, serials 2 to 8;.*failOnDataLoss=false"):
+        serials(world, starting=Offsets({0: 9}))
+    assert serials(world, starting=Offsets({0: 9}), fails_on_loss=False) == []
+
+
 @pytest.mark.parametrize("ending", [Offsets({}, -1), Offsets({0: 9})])
 def test_who_names_a_serial_that_is_gone_hears_of_it(ending: Offsets) -> None:
     world = world_of(("a",), ("b",), ("c",))

@@ -9,11 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from siltstone.cli.nodes import NodeLogin, SourceUrl, own_directory, takes_login
-from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, FilterOption, Json
 from siltstone.cli.output.output import add_row, counted, note, say, show, show_json, table
 from siltstone.cli.output.progress import counting, waiting
-from siltstone.cli.pipeline.place import check_target, checked_directory, chosen_database
+from siltstone.cli.pipeline.place import (
+    check_target,
+    checked_directory,
+    database_name,
+)
 from siltstone.cli.pipeline.spark import (
     MASTER_DEFAULT,
     Continuous,
@@ -38,6 +41,7 @@ Url = Annotated[
     ),
 ]
 _UNSOUND = 1
+_DATABASE_OF_A_BROKER = "messages"
 
 
 def audit(
@@ -519,8 +523,9 @@ def init(
     $ siltstone pipeline init my-project
     """
     own_directory(data)
-    with open_reading(data) as store:
-        named = chosen_database(store, data, database).name
+    # A project may be written before the first message is stored.
+    known = database_name(data, database)
+    named = known or database or _DATABASE_OF_A_BROKER
     written = pipeline("jobs.project").write_project(
         PosixFileSystem(),
         absolute_path(directory),
@@ -530,6 +535,11 @@ def init(
     )
     for path in written:
         say(str(path))
+    if known is None:
+        note(
+            f"{data} has no store yet: the project reads database {named} of it; start "
+            f"'siltstone serve --data {data}' first"
+        )
 
 
 def _target(

@@ -49,6 +49,19 @@ def lake_directory(data: Path, database: str) -> str:
     return path
 
 
+def database_name(data: Path, name: str) -> str | None:
+    """Return the name of a database, or of the only one; None if there is no data directory.
+
+    Raises: UsageError.
+    """
+    try:
+        store = siltstone.open(data, read_only=True)
+    except NotFoundError:
+        return None
+    with store:
+        return chosen_database(store, data, name).name
+
+
 def chosen_database(store: siltstone.Store, data: Path, name: str) -> siltstone.Database:
     """Return a database by its name, or the only one if there is no name. Raises: UsageError."""
     names = _own_names(store)

@@ -48,6 +48,13 @@ def sql(
             show_default="all",
         ),
     ] = "",
+    ignore_loss: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-loss",
+            help="Leave out rows that are dropped meanwhile, and tables of a dropped database.",
+        ),
+    ] = False,
     master: Master = MASTER_DEFAULT,
     memory: Memory = "1g",
     limit: Annotated[
@@ -66,13 +73,22 @@ def sql(
     node = login.options(url)
     place = {} if node else {"path": checked_directory(data, database)}
     with session(master, memory) as spark:
-        with answers.plain_errors():
-            queries.make_views(spark, database=database, since=since or None, **place, **node)
         try:
+            with answers.plain_errors():
+                queries.make_views(
+                    spark,
+                    database=database,
+                    since=since or None,
+                    failOnDataLoss=not ignore_loss,
+                    **place,
+                    **node,
+                )
             with waiting("Running the query"):
                 answer = queries.run(spark, statement, rows_max=limit)
         except UsageError as exc:
-            told = str(exc).removesuffix(".")
+            told = (
+                str(exc).removesuffix(".").replace("set failOnDataLoss=false", "pass --ignore-loss")
+            )
             if node and _NOT_FOUND in told:
                 told = f"{told}; {_NO_TABLES}"
             raise UsageError(told) from exc

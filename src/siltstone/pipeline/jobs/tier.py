@@ -387,7 +387,15 @@ class TierJob:
 
 
 def on_spark(spark: SparkSession) -> Runner:
-    """Return a runner that runs the tasks on Spark, one in each partition."""
+    """Return a runner that runs the tasks on Spark, one in each partition.
+
+    Raises: UsageError for a session of Spark Connect.
+    """
+    if not isinstance(spark, SparkSession):
+        raise UsageError(
+            "tier needs the Spark driver in this process, and a Spark Connect session has it "
+            "elsewhere: run 'siltstone pipeline tier' or use siltstone.pipeline.start_session"
+        )
 
     def run(tasks: Sequence[WriteTask]) -> list[Written | TaskFailure]:
         return spark.sparkContext.parallelize(tasks, len(tasks)).map(run_task).collect()

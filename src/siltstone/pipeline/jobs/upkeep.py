@@ -23,7 +23,7 @@ from siltstone.pipeline.lake.delta import (
     refuse_overwritten,
     vacuum,
 )
-from siltstone.pipeline.lake.ledger import LEDGER, lake_directory
+from siltstone.pipeline.lake.ledger import LEDGER, lake_directory, read_ledger
 from siltstone.pipeline.lake.names import FILE_COLUMNS, PARTITION_COLUMNS
 from siltstone.scan.survey import find_database
 from siltstone.store.directory import Store
@@ -124,9 +124,17 @@ def vacuum_lake(
 
 
 def describe_lake(path: str, *, database: str = "") -> list[TableInfo]:
-    """Return the tables of a lake with their columns and sizes."""
+    """Return the tables of a lake with their columns and sizes.
+
+    Raises: NotFoundError; UsageError if the tables belong to an earlier database.
+    """
     fs = PosixFileSystem()
-    lake = lake_of(fs, path, database)
+    directory = absolute_path(path)
+    with Store(directory, read_only=True, fs=fs) as store:
+        found = find_database(store, database)
+        lake = lake_directory(directory, found.name)
+        # It refuses tables of an earlier database of this name.
+        read_ledger(fs, lake, found.identity)
     infos: list[TableInfo] = []
     for name in list_tables(fs, lake):
         files = list_files(lake / name)

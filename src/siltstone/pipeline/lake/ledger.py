@@ -99,8 +99,15 @@ def lake_directory(data: PurePath, database: str) -> PurePath:
     return StorePaths(data).lake(database)
 
 
-def read_ledger(fs: FileSystem, directory: PurePath, identity: str) -> Ledger:
-    """Return the ledger of a lake, or an empty one. Raises: UsageError, CorruptionError."""
+def read_ledger(
+    fs: FileSystem, directory: PurePath, identity: str, *, fails_on_loss: bool = True
+) -> Ledger:
+    """Return the ledger of a lake, or an empty one.
+
+    The ledger of an earlier database of this name counts as none if losses are accepted.
+
+    Raises: UsageError, CorruptionError.
+    """
     path = directory / LEDGER
     if not fs.exists(path):
         return Ledger(identity=identity)
@@ -114,10 +121,28 @@ def read_ledger(fs: FileSystem, directory: PurePath, identity: str) -> Ledger:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise CorruptionError(f"the ledger cannot be read: {exc!r}", path=path) from exc
     if ledger.identity != identity:
+        if not fails_on_loss:
+            return Ledger(identity=identity)
         raise UsageError(
-            f"{directory} has the tables of an earlier database of this name: move it away"
+            f"{directory} has the tables of an earlier database of this name, which was dropped: "
+            "rename or remove this directory, or set failOnDataLoss=false to read the present "
+            "database only"
         )
     return ledger
+
+
+def read_identity(fs: FileSystem, directory: PurePath) -> str | None:
+    """Return the identity of the database whose rows a lake has; None without a ledger.
+
+    Raises: CorruptionError.
+    """
+    path = directory / LEDGER
+    if not fs.exists(path):
+        return None
+    try:
+        return str(json.loads(fs.read(path))["identity"])
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise CorruptionError(f"the ledger cannot be read: {exc!r}", path=path) from exc
 
 
 def write_ledger(fs: FileSystem, directory: PurePath, ledger: Ledger) -> None:

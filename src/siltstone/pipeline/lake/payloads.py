@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64encode
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -82,17 +83,8 @@ def text_columns(decoder: Decoder) -> dict[str, pa.DataType]:
 
 def reason_of(payload: bytes, decoder: Decoder, fields: Sequence[Field]) -> str:
     """Return in one line why a payload could not be decoded."""
-    document: Any = {}
     try:
-        match decoder:
-            case "text":
-                payload.decode()
-            case "json":
-                document = json.loads(payload)
-            case "cbor" | "msgpack":
-                document = _BINARY[decoder](payload)
-            case "raw":
-                pass
+        document = _document_of(payload, decoder)
     except (ValueError, RecursionError, UsageError) as exc:
         return f"not {decoder}: {exc}"[:REASON_MAX]
     if not isinstance(document, dict):
@@ -109,7 +101,50 @@ def reason_of(payload: bytes, decoder: Decoder, fields: Sequence[Field]) -> str:
                 return f"{'.'.join(field.path[:depth])} is not of type {kind}: {_shown(value)}"[
                     :REASON_MAX
                 ]
-    return f"not {decoder} that can be read"
+    if word := _not_json(document):
+        return f"not {decoder}: {word} is not JSON outside of a number field"
+    return f"a number or a nesting of the {decoder} is too large for the parser"
+
+
+def _document_of(payload: bytes, decoder: Decoder) -> Any:
+    """Return the document of a payload, read more strictly than by Python's own parser.
+
+    Raises: ValueError, RecursionError, UsageError.
+    """
+    match decoder:
+        case "text":
+            payload.decode()
+        case "json":
+            if payload.startswith(BOM_UTF8):
+                raise ValueError("it begins with a byte order mark")
+            return json.loads(payload.decode(), object_pairs_hook=_refuse_repeated)
+        case "cbor" | "msgpack":
+            return _BINARY[decoder](payload)
+        case "raw":
+            pass
+    return {}
+
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"field {twice!r} is repeated")
+    return document
+
+
+def _not_json(value: Any) -> str:
+    """Return a word of a document that Python accepts and JSON does not have; empty for none."""
+    match value:
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity"
+        case dict():
+            return next(filter(None, map(_not_json, value.values())), "")
+        case list():
+            return next(filter(None, map(_not_json, value)), "")
+        case _:
+            return ""
 
 
 def _shown(value: Any) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,10 +33,10 @@ from siltstone.pipeline.source.origins import origin_of
 from siltstone.pipeline.source.partitions import SourcePartition
 from siltstone.pipeline.source.reader import read_partition
 from siltstone.pipeline.source.schema import arrow_schema
-from siltstone.scan.offsets import AT_EARLIEST, Loss, Offsets, read_offsets, resolve
+from siltstone.scan.offsets import AT_EARLIEST, Offsets, read_offsets, resolve
 from siltstone.scan.options import ReadOptions
 from siltstone.scan.origin import Origin
-from siltstone.scan.survey import own_offsets, refuse_losses
+from siltstone.scan.survey import beyond, own_offsets, refuse_losses
 from siltstone.store.log.read.selection import SlabExtent
 
 _LOG: Final = logging.getLogger(__name__)
@@ -53,15 +54,22 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         clock: Clock | None = None,
     ) -> None:
         self._options = options
-        self._schema = arrow_schema(schema)
+        # Spark hides an error of this constructor behind one of its own. A wrong schema or option
+        # is therefore refused by the first call.
+        self._declared = schema
         self._fs = fs or PosixFileSystem()
         self._clock = clock or SystemClock()
-        self._begins = options.stream_start()
         self._origin: Origin | None = None
         self._target: dict[int, int] | None = None
         # Ranges without wanted rows, which are not searched again.
         self._passed: dict[int, range] = {}
+        # The database that the target and these ranges belong to.
+        self._known = ""
         self._waiting_since: float | None = None
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        return arrow_schema(self._declared)
 
     def __getstate__(self) -> dict[str, Any]:
         """Omit open objects: executors only read partitions."""
@@ -69,9 +77,10 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a query without a checkpoint."""
+        begins = self._options.stream_start()
         origin = self._opened()
         extents = origin.extents()
-        begins = own_offsets(self._begins, origin.identity(), self._options) or AT_EARLIEST
+        begins = own_offsets(begins, origin.identity(), self._options) or AT_EARLIEST
         return self._position(resolve(begins, extents))
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -92,6 +101,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return the end of the next micro-batch; start if there is nothing to read."""
         origin = self._opened()
         extents = origin.extents()
+        self._recognize(origin, extents)
         begin = self._checked_start(start, extents)
         end = self._end(begin, extents)
         limited = not isinstance(limit, ReadAllAvailable)
@@ -120,12 +130,16 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Set the end of the query to the current end of the store."""
-        self._target = _ends_of(self._opened().extents())
+        origin = self._opened()
+        extents = origin.extents()
+        self._recognize(origin, extents)
+        self._target = _ends_of(extents)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a micro-batch. Raises: SlabDroppedError."""
         origin = self._opened()
-        begin = self._checked_start(start, origin.extents())
+        extents = origin.extents()
+        begin = self._checked_start(start, extents)
         stop = own_offsets(read_offsets(end, "offsets"), origin.identity(), self._options)
         if stop is None:
             # The database of this batch was dropped. The next batch starts at the beginning of the
@@ -148,11 +162,22 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._origin.close()
             self._origin = None
 
+    def _recognize(self, origin: Origin, extents: Sequence[SlabExtent]) -> None:
+        """Forget what belongs to an earlier database, which was dropped while the query ran."""
+        identity = origin.identity().text
+        if self._known not in ("", identity):
+            self._passed = {}
+            if self._target is not None:
+                self._target = _ends_of(extents)
+        self._known = identity
+
     def _position(self, serials: Position) -> dict[str, Any]:
         return Offsets(serials, identity=self._opened().identity().text).to_json()
 
     def _opened(self) -> Origin:
         if self._origin is None:
+            self._options.stream_start()
+            self._schema  # noqa: B018 - it refuses a wrong schema
             self._origin = origin_of(self._fs, self._options)
         return self._origin
 
@@ -168,12 +193,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         )
         begin = resolve(saved or AT_EARLIEST, extents)
         ends = _ends_of(extents)
-        behind = [
-            Loss(shard=shard, serials=range(ends[shard], serial))
-            for shard, serial in begin.items()
-            if serial > ends[shard]
-        ]
-        refuse_losses(behind, self._options)
+        refuse_losses(beyond(begin, extents), self._options)
         return {shard: min(serial, ends[shard]) for shard, serial in begin.items()}
 
     def _end(self, begin: Position, extents: Sequence[SlabExtent]) -> dict[int, int]:

@@ -3,6 +3,9 @@
 Invariant: the result for a payload does not depend on its neighbours. It is the result of the
 parser for this payload alone.
 
+A value that is not text fits a string: the string is its JSON, with the digits of a number as they
+were sent. Spark's from_json gives the same text, but rewrites the digits of a fraction.
+
 A column without bad payloads is decoded in one call. A column with bad payloads is halved until
 each bad one is alone. A call of the JSON parser has a high fixed cost, so payloads that it would
 surely refuse are removed first, by a check of their values in Python. Payloads that Python cannot
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import chain
-from json import loads
+from json import dumps, loads
 from math import isfinite
 from typing import Any, Final
 
@@ -74,11 +77,20 @@ def _decode_json(payload: pa.Array, kind: pa.DataType) -> pa.Array:
     except pa.ArrowInvalid:
         good = None
     if good is None:
+        has_text = _has_text(kind)
         likely = [
             value is True and not is_surely_unfit(item.as_py(), kind)
             for value, item in zip(shaped.to_pylist(), text, strict=True)
         ]
         shaped = pa.array(likely, pa.bool_())
+        if has_text:
+            text = pa.array(
+                [
+                    _with_text(item.as_py(), kind) if fits else None
+                    for item, fits in zip(text, likely, strict=True)
+                ],
+                pa.binary(),
+            )
         good = _joined(_decoded(text.filter(shaped), parse), kind)
     if len(good) == len(payload):
         return good
@@ -110,6 +122,83 @@ def _parser(kind: pa.DataType) -> Callable[[pa.Array], pa.Array | None]:
         return pa.StructArray.from_arrays(columns, fields=list(schema))
 
     return parse
+
+
+class _Number(str):
+    """A number of a document, with its digits as they were sent."""
+
+    __slots__ = ()
+
+
+def _has_text(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_text(field.type) for field in kind)
+    if pa.types.is_list(kind):
+        return _has_text(kind.value_type)
+    return bool(pa.types.is_string(kind))
+
+
+def _with_text(payload: bytes, kind: pa.DataType) -> bytes:
+    """Return a payload in which each value of a string field is text."""
+    try:
+        document = loads(
+            payload,
+            parse_int=_Number,
+            parse_float=_Number,
+            parse_constant=_Number,
+            object_pairs_hook=_distinct,
+        )
+        changed = _as_text(document, kind)
+        return payload if changed is document else _json_of(changed).encode()
+    except (ValueError, RecursionError):
+        return payload
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. Raises: ValueError for a repeated field, which the parser refuses."""
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        raise ValueError("a field is repeated")
+    return document
+
+
+def _as_text(value: Any, kind: pa.DataType) -> Any:
+    """Return a value with text where the type has strings; the value itself if nothing changes."""
+    if value is None:
+        return None
+    if pa.types.is_string(kind):
+        if isinstance(value, str) and not isinstance(value, _Number):
+            return value
+        return str(_json_of(value))
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        changes = {
+            field.name: after
+            for field in kind
+            if field.name in value
+            for before in [value[field.name]]
+            for after in [_as_text(before, field.type)]
+            if after is not before
+        }
+        return value | changes if changes else value
+    if pa.types.is_list(kind) and isinstance(value, list):
+        items = [_as_text(item, kind.value_type) for item in value]
+        is_same = all(one is other for one, other in zip(items, value, strict=True))
+        return value if is_same else items
+    return value
+
+
+def _json_of(value: Any) -> str:
+    match value:
+        case _Number():
+            return str(value)
+        case dict():
+            return (
+                f"{{{','.join(f'{dumps(key)}:{_json_of(item)}' for key, item in value.items())}}}"
+            )
+        case list():
+            return f"[{','.join(map(_json_of, value))}]"
+        case _:
+            return dumps(value)
 
 
 def is_object(payload: bytes) -> bool:
@@ -153,7 +242,7 @@ def _may_fit(value: Any, kind: pa.DataType) -> bool:
         return _may_be_decimal(value)
     if pa.types.is_timestamp(kind):
         return isinstance(value, str) and value[:4].isdecimal()
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+    if pa.types.is_binary(kind):
         return isinstance(value, str)
     return True
 

@@ -3,8 +3,9 @@
 MQTT's own properties have the prefix `mqtt.` and their name in the standard: mqtt.content_type,
 mqtt.response_topic, mqtt.message_expiry_interval, mqtt.payload_format_indicator,
 mqtt.subscription_identifiers, and mqtt.correlation_data in base64. User properties keep their
-names; the values of a repeated name are joined, one on each line. Bytes that are not valid MQTT
-properties are kept as mqtt.undecoded, in base64.
+names; the values of a repeated name are joined, one on each line. A user property whose own name
+begins with `mqtt.` is mqtt.user.<name>, so that it is not taken for one of MQTT's own. Bytes that
+are not valid MQTT properties are kept as mqtt.undecoded, in base64.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from siltstone.mqtt.publish import stored_properties
 from siltstone.mqtt.wire import PacketType, Reader, Writer
 
 _PREFIX: Final = "mqtt."
+_USER: Final = "mqtt.user."
 UNDECODED: Final = "mqtt.undecoded"
 _NAMES: Final = (
     "payload_format_indicator",
@@ -82,7 +84,8 @@ def _named(properties: Properties) -> dict[str, str]:
     if properties.subscription_identifiers:
         identifiers = ",".join(map(str, properties.subscription_identifiers))
         named[f"{_PREFIX}subscription_identifiers"] = identifiers
-    for name, value in properties.user_properties:
+    for given, value in properties.user_properties:
+        name = _USER + given if given.startswith(_PREFIX) else given
         named[name] = f"{named[name]}\n{value}" if name in named else value
     return named
 
@@ -91,13 +94,19 @@ def _named(properties: Properties) -> dict[str, str]:
 def encode(named: tuple[tuple[str, str], ...]) -> bytes:
     """Return the bytes of properties for a PUBLISH, without the length prefix. Raises: UsageError.
 
-    Names without the prefix `mqtt.` are user properties.
+    Names without the prefix `mqtt.` are user properties, and so is the rest of mqtt.user.<name>.
     """
     if not named:
         return b""
-    own = {name: value for name, value in named if name.startswith(_PREFIX)}
+    own = {
+        name: value
+        for name, value in named
+        if name.startswith(_PREFIX) and not name.startswith(_USER)
+    }
     fields: dict[str, Any] = {
-        "user_properties": tuple(item for item in named if item[0] not in own)
+        "user_properties": tuple(
+            (name.removeprefix(_USER), value) for name, value in named if name not in own
+        )
     }
     for name, value in own.items():
         field = name.removeprefix(_PREFIX)

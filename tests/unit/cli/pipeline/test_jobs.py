@@ -295,3 +295,21 @@ def test_a_project_is_written_for_the_database_there_is(
             {"data": PurePath("/data"), "database": "metrics", "topic_filter": "a/#"},
         )
     ]
+
+
+def test_a_project_is_written_before_there_is_a_store(
+    siltstone: CommandLine, fakes: FakeJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def write_project(fs: str, directory: PurePath, **facts: Any) -> list[PurePath]:
+        asked.append((facts["data"], facts["database"]))
+        return [directory / "README.md"]
+
+    fakes.put("jobs.project", write_project=write_project)
+    monkeypatch.setattr(pipeline_jobs, "PosixFileSystem", lambda: "fs")
+    done = siltstone("pipeline", "init", "/p/mine", "--data", "/nowhere")
+    assert (done.status, done.out) == (0, "/p/mine/README.md\n")
+    assert asked == [(PurePath("/nowhere"), "messages")]
+    assert "/nowhere has no store yet" in done.err
+    assert "siltstone serve --data /nowhere" in done.err

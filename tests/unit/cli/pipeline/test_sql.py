@@ -38,7 +38,8 @@ def asked(siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             more=len(ROWS) > rows_max,
         )
 
-    def make_views(spark: str, *, database: str, since: str | None, **place: str) -> None:
+    def make_views(spark: str, *, database: str, since: str | None, **place: Any) -> None:
+        assert place.pop("failOnDataLoss") is True
         asked.append((place, database, since))
 
     siltstone.create("m")

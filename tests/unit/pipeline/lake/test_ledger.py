@@ -53,7 +53,8 @@ def test_the_tables_of_another_database_are_not_taken_for_ours() -> None:
     fs = MemoryFileSystem()
     write_ledger(fs, LAKE, Ledger(identity="i"))
     with pytest.raises(
-        UsageError, match="has the tables of an earlier database of this name: move it away"
+        UsageError,
+        match="of an earlier database of this name, which was dropped: rename",
     ):
         read_ledger(fs, LAKE, "j")
 

@@ -55,6 +55,21 @@ def test_what_is_no_object_or_does_not_fit_is_told_apart() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b'\xef\xbb\xbf{"v": 1}', "not json: it begins with a byte order mark"),
+        (b'{"v": 1, "o": {"p": "x", "p": "y"}}', "not json: field 'p' is repeated"),
+        (b'{"q": NaN}', "not json: NaN is not JSON outside of a number field"),
+        (b'{"q": [{"r": -Infinity}]}', "not json: Infinity is not JSON outside of a number field"),
+        (b'{"o": {"p": "\xff"}}', "not json: 'utf-8' codec can't decode byte 0xff in position 13"),
+        (b'{"v": 1} 2', "not json: Extra data: line 1 column 10 (char 9)"),
+    ],
+)
+def test_the_reason_names_the_cause(payload: bytes, reason: str) -> None:
+    assert reason_of(payload, "json", [VALUE, INNER]).startswith(reason)
+
+
 @pytest.mark.parametrize("beside", [[], [b"x"], [b'{"v": "offline"}']])
 def test_nan_is_a_double_whatever_stands_beside_it(beside: list[bytes]) -> None:
     columns, bad, _ = decoded([b'{"v": NaN}', *beside], "json", VALUE)
@@ -133,7 +148,11 @@ def test_what_payloads_are_is_seen_from_some(payloads: list[bytes], decoder: str
         (b'{"l": [1, "x"]}', LIST, 'l is not of type array<double>: [1, "x"]'),
         (b'{"l": [true]}', LIST, "l is not of type array<double>: [true]"),
         (b'{"v": true}', VALUE, "v is not of type double: true"),
-        (b'{"v": 1}', VALUE, "not json that can be read"),
+        (
+            b'{"v": 1}',
+            VALUE,
+            "a number or a nesting of the json is too large for the parser",
+        ),
     ],
 )
 def test_the_reason_names_the_field(payload: bytes, field: Field, reason: str) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     ReadMinRows,
 )
+from pyspark.sql.types import LongType, StructField, StructType
 
 from siltstone.errors import SlabDroppedError, UsageError
 from siltstone.fs.publish import replace_file
@@ -345,6 +346,41 @@ class TestAnotherDatabase:
         first = stream_of(world, fails_on_loss=False, starting=starting).initialOffset()
         assert first == at(0, identity=identity)
 
+    def test_a_running_query_forgets_what_it_passed_in_the_former_one(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world = World()
+        with world.database() as database:
+            append(database, "a", "a", "a", "a")
+            stream = stream_of(world, fails_on_loss=False, filters=("d",))
+            assert stream.latestOffset(at(0), ALL) == at(0)
+        with world.store() as store:
+            store.drop(NAME)
+        monkeypatch.setattr("siltstone.store.directory.secrets.randbits", lambda _: SALT + 1)
+        with world.database() as database:
+            append(database, "a", "d")
+            end = at(2, identity=database.identity)
+            assert stream.latestOffset(at(0), ALL) == end
+            assert topics_between(stream, at(0), end) == ["d"]
+            append(database, "a", "d")
+            assert stream.latestOffset(end, ALL) == at(4, identity=database.identity)
+
+    def test_a_query_of_rows_that_are_there_already_reads_to_the_end_of_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world = World()
+        with world.database() as database:
+            append(database, "a", "b", "c")
+            stream = stream_of(world, fails_on_loss=False)
+            stream.prepareForTriggerAvailableNow()
+        with world.store() as store:
+            store.drop(NAME)
+        monkeypatch.setattr("siltstone.store.directory.secrets.randbits", lambda _: SALT + 1)
+        with world.database() as database:
+            append(database, *"defgh")
+            end = at(5, identity=database.identity)
+            assert stream.latestOffset(at(0), ALL) == end
+
     def test_a_position_moves_to_it_though_it_is_empty(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -376,8 +412,23 @@ def test_a_checkpoint_of_another_version_is_refused() -> None:
 
 
 def test_a_stream_has_no_ending_offsets() -> None:
-    with pytest.raises(UsageError, match="a stream does not end"):
-        stream_of(World(), ending=Offsets({0: 1}))
+    world = World()
+    with world.database():
+        # Spark hides an error of the constructor behind one of its own.
+        stream = stream_of(world, ending=Offsets({0: 1}))
+        for ask in (stream.initialOffset, lambda: stream.latestOffset(at(0), ALL)):
+            with pytest.raises(UsageError, match="a stream does not end"):
+                ask()
+
+
+def test_a_schema_that_no_stream_has_is_refused_by_the_first_call() -> None:
+    world = World()
+    with world.database():
+        stream = SiltstoneStreamReader(
+            options_of(), StructType([StructField("nothing", LongType())]), world.fs
+        )
+        with pytest.raises(UsageError, match="unknown column nothing"):
+            stream.initialOffset()
 
 
 def test_what_is_open_stays_behind_when_a_reader_is_sent() -> None:

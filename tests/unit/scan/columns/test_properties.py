@@ -37,6 +37,20 @@ def test_a_user_property_that_stands_twice_has_a_line_for_each_value() -> None:
     assert decode(encode_message_properties(properties)) == (("k", "1\n3"), ("j", "2"))
 
 
+def test_a_user_property_named_like_one_of_mqtts_own_is_another() -> None:
+    given = (("mqtt.content_type", "mine"), ("mqtt.user.a", "1"), ("mqtt.", "2"), ("a", "3"))
+    encoded = encode_message_properties(Properties(content_type="real", user_properties=given))
+    named = decode(encoded)
+    assert dict(named) == {
+        "mqtt.content_type": "real",
+        "mqtt.user.mqtt.content_type": "mine",
+        "mqtt.user.mqtt.user.a": "1",
+        "mqtt.user.mqtt.": "2",
+        "a": "3",
+    }
+    assert encode(named) == encoded
+
+
 @pytest.mark.parametrize("encoded", [b"x", b"\x03\x00\x09t", b"\x01\x05"], ids=repr)
 def test_what_is_no_properties_is_kept_as_it_is(encoded: bytes) -> None:
     ((name, _),) = decode(encoded)
