@@ -17,6 +17,9 @@ import typer
 from siltstone.cli.main import build
 from siltstone.cli.mqtt.config import reference_text
 from siltstone.cli.output.help import examples, paragraphs
+from siltstone.settings.declare import declared
+from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.tx.settings import KeyValueSettings
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 REFERENCE: Final = ROOT / "docs" / "reference"
@@ -37,6 +40,9 @@ TOPICS: Final = {
     "PreconditionError Unmet QuotaExceededError StorageFullError SlabDroppedError "
     "CorruptionError DiskError PoisonedError",
 }
+
+# Classes whose fields are declared settings.
+SETTINGS: Final = {"DatabaseSettings": DatabaseSettings, "KeyValueSettings": KeyValueSettings}
 
 # Methods for the broker and the pipeline only, which are not documented.
 INTERNAL: Final = {
@@ -191,17 +197,27 @@ def _class(public: str, node: ast.ClassDef) -> Iterator[str]:
     bases = ", ".join(map(ast.unparse, node.bases))
     yield f"```text\nclass {public}{f'({bases})' if bases else ''}\n```\n"
     yield f"{_prose(ast.get_docstring(node) or '')}\n"
+    if kind := SETTINGS.get(public):
+        yield from _setting_rows(kind)
     fields = [
         f"| `{ast.unparse(item.target)}` | {_code(item.annotation)} | {_code(item.value)} |"
         for item in node.body
         if isinstance(item, ast.AnnAssign) and not ast.unparse(item.target).startswith("_")
     ]
-    if fields:
+    if fields and public not in SETTINGS:
         yield "\n".join(["| field | type | default |", "|---|---|---|", *fields, ""])
     hidden = INTERNAL.get(public, "").split()
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and item.name not in hidden and item.name[0] != "_":
             yield from _function(f"{public}.{item.name}", item)
+
+
+def _setting_rows(kind: type[Any]) -> Iterator[str]:
+    yield "| field | default | value | meaning |\n|---|---|---|---|"
+    for known in declared(kind).values():
+        cells = (f"`{known.field}`", f"`{known.default!r}`", known.expected, known.setting.help)
+        yield f"| {' | '.join(map(_cell, cells))} |"
+    yield ""
 
 
 def _code(node: ast.expr | None) -> str:

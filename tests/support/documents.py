@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from siltstone.broker.settings.load import load_settings
 from siltstone.cli.main import execute
-from siltstone.settings import load_settings
 from tests.support.broker_process import COMMAND, clean_environment
 from tests.support.ports import free_port
 

@@ -6,6 +6,7 @@ import pytest
 import typer
 
 from siltstone.broker.settings.broker import BrokerSettings
+from siltstone.broker.settings.load import load_settings
 from siltstone.cli.main import build, execute
 from siltstone.errors import (
     CorruptionError,
@@ -14,7 +15,6 @@ from siltstone.errors import (
     StorageFullError,
     UsageError,
 )
-from siltstone.settings import load_settings
 from siltstone.version import __version__, form
 from tests.support.command_line import DATA, CommandLine
 

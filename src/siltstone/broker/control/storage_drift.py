@@ -9,8 +9,8 @@ import logging
 import shlex
 from typing import Any, Final
 
-from siltstone.broker.settings.storage import OF_THE_BROKER, Storage
-from siltstone.broker.settings.topiclog import OF_THE_DATABASE, TopicLogSettings
+from siltstone.broker.settings.storage import Storage
+from siltstone.broker.settings.topiclog import TopicLogSettings
 from siltstone.logs import log
 from siltstone.store.database import Database
 from siltstone.store.slab.settings import FIXED, DatabaseSettings
@@ -21,12 +21,9 @@ _LOG: Final = logging.getLogger("siltstone.server")
 def drift(section: Storage | TopicLogSettings, settings: DatabaseSettings) -> dict[str, Any]:
     """Return the settings of a section that differ from the database; defaults are left out."""
     wanted = section.database_settings()
-    said = section.model_fields_set - OF_THE_BROKER
-    if isinstance(section, TopicLogSettings):
-        said &= OF_THE_DATABASE
     return {
         name: getattr(wanted, name)
-        for name in sorted(said)
+        for name in sorted(section.model_fields_set & section.database_keys)
         if getattr(wanted, name) != getattr(settings, name)
     }
 

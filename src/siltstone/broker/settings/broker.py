@@ -417,7 +417,9 @@ class FlightSettings(Settings):
 class BrokerSettings(Settings):
     """All settings of `siltstone serve`."""
 
-    data: str = Field(default="siltstone-data", min_length=1, description="Data directory.")
+    data: str = Field(
+        default="siltstone-data", min_length=1, description="Directory that holds all databases."
+    )
     persistence: Literal["store", "snapshot"] = Field(
         default="store",
         description="Where messages and sessions are kept. store: on disk; snapshot: in memory, "

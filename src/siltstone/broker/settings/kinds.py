@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args, get_origin
 
@@ -17,25 +17,19 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ByteSize,
     ConfigDict,
     Field,
-    TypeAdapter,
-    ValidationError,
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from siltstone.errors import InvalidTopicError
-from siltstone.store.slab.settings import NEVER
+from siltstone.errors import InvalidTopicError, UsageError
+from siltstone.settings.quantities import parse_duration, parse_size
 from siltstone.topic.grammar import TopicFilter
 
 DAY: Final = 86_400.0
 U32_MAX: Final = 4_294_967_295
 
-_BYTE_SIZE: Final = TypeAdapter(ByteSize)
-_DURATIONS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
-_DURATION_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d|w)\s*")
 _HOOK: Final = re.compile(r"([A-Za-z_][\w.]*:[A-Za-z_]\w*)?")
 # The names that the store allows, except those that begin with _, which the broker uses itself.
 _DATABASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -51,6 +45,11 @@ class Settings(BaseModel):
         validate_default=True,
         hide_input_in_errors=True,
     )
+
+    @classmethod
+    def ordered_fields(cls) -> Mapping[str, FieldInfo]:
+        """Return the keys in the order in which they are shown."""
+        return cls.model_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +84,19 @@ def _size(value: Any) -> Any:
     if not isinstance(value, str):
         return _number(value)
     try:
-        return int(_BYTE_SIZE.validate_python(value))
-    except ValidationError as exc:
+        return parse_size(value)
+    except UsageError as exc:
         raise ValueError("invalid size") from exc
 
 
 def _seconds(value: Any) -> Any:
     if not isinstance(value, str):
         return _number(value)
-    stripped = value.strip()
-    parts = _DURATION_PART.findall(stripped)
-    if not parts or _DURATION_PART.sub("", stripped):
-        # A number without a unit, for example from the environment, or invalid text: pydantic
-        # checks it.
+    try:
+        return parse_duration(value)
+    except UsageError:
+        # A number in another form, for example 1e3, or invalid text: pydantic checks it.
         return value
-    return sum(float(number) * _DURATIONS[unit] for number, unit in parts)
 
 
 def _mode(value: Any) -> Any:
@@ -138,11 +135,6 @@ OptionalSeconds = Annotated[
 ]
 OptionalBool = Annotated[bool | None, BeforeValidator(_none), Noun("true, false or none")]
 Mode = Annotated[int, BeforeValidator(_mode), Field(ge=0, le=0o777), Noun("permissions", oct)]
-Thresholds = Annotated[
-    tuple[Annotated[Count, Field(ge=NEVER)], ...],
-    Field(min_length=1),
-    Noun(f"a list of whole numbers, each at least {NEVER}"),
-]
 FilterText = Annotated[str, AfterValidator(_topic_filter), Noun("a topic filter")]
 HookName = Annotated[str, _matching(_HOOK), Noun('a text as "module:callable"')]
 DatabaseName = Annotated[

@@ -12,21 +12,14 @@ from siltstone.broker.settings.kinds import (
     Count,
     DatabaseName,
     FilterText,
-    OptionalSeconds,
-    OptionalSize,
     Seconds,
     Settings,
     Size,
-    Thresholds,
 )
-from siltstone.store.segment.segment import SEGMENT_BYTES_MIN
-from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.broker.settings.tables import table_of
 
-_DEFAULTS: Final = DatabaseSettings()
 # The default keeps at most this fraction (one eighth) of the disk free.
 _DISK_SHARE: Final = 8
-# The settings of the broker that are not settings of the database.
-OF_THE_BROKER: Final = frozenset({"database", "rules", "keep_free_bytes"})
 
 
 class StoreRule(Settings):
@@ -48,7 +41,7 @@ class StoreRule(Settings):
     )
 
 
-class Storage(Settings):
+class Storage(table_of()):  # type: ignore[misc]
     """How messages are stored. `database`, `rules` and `keep_free_bytes` always apply. The other
     keys apply when the broker creates the database; `siltstone db set` changes an existing
     database.
@@ -62,72 +55,6 @@ class Storage(Settings):
         description="Storage rules by topic filter. A message without a matching rule is stored "
         "and synced.",
     )
-    shards: Count = Field(
-        default=_DEFAULTS.shards,
-        ge=1,
-        le=16_384,
-        description="Number of shards. Each shard has a writer thread.",
-    )
-    backend: Literal["local", "replicated"] = Field(
-        default="local",
-        description="Where the shards are. local: on this machine; replicated: on several sites "
-        "of a cluster.",
-    )
-    thresholds: Thresholds = Field(
-        default=_DEFAULTS.thresholds,
-        description="Number of distinct words per topic level before the level is treated as "
-        "variable. The last number applies to deeper levels. 0: every level is variable; -1: no "
-        "level is.",
-    )
-    segment_bytes: Size = Field(
-        default=_DEFAULTS.segment_bytes,
-        ge=SEGMENT_BYTES_MIN,
-        le=1 << 40,
-        multiple_of=4096,
-        description="Size of a segment file.",
-    )
-    compression: Literal["none", "zstd", "lz4"] = Field(
-        default="none", description="Compression of the stored messages."
-    )
-    flush_interval: Seconds = Field(
-        default=_DEFAULTS.flush_interval,
-        ge=0,
-        le=3600,
-        description="Longest time that a message waits before it is written.",
-    )
-    idle_flush_interval: Seconds = Field(
-        default=_DEFAULTS.idle_flush_interval,
-        ge=0,
-        le=3600,
-        description="Write waiting messages when none arrives for this long.",
-    )
-    rotate_seconds: OptionalSeconds = Field(
-        default=_DEFAULTS.rotate_seconds, gt=0, description="Time between generations."
-    )
-    rotate_bytes: OptionalSize = Field(
-        default=_DEFAULTS.rotate_bytes, gt=0, description="Size at which a new generation starts."
-    )
-    retain_seconds: OptionalSeconds = Field(
-        default=_DEFAULTS.retain_seconds, gt=0, description="Age at which sealed slabs are dropped."
-    )
-    retain_bytes: OptionalSize = Field(
-        default=_DEFAULTS.retain_bytes,
-        gt=0,
-        description="Total size above which the oldest sealed slabs are dropped.",
-    )
-    reclaim: Literal["none", "delivered"] = Field(
-        default="none",
-        description="What the broker drops before retention does. delivered: sealed slabs of "
-        "which no durable session and no share group needs a message. Other readers of the store "
-        "miss these messages, unless the database is tiered.",
-    )
-    quota_bytes: OptionalSize = Field(
-        default=_DEFAULTS.quota_bytes,
-        gt=0,
-        description="Size on disk above which messages are refused. Space is allocated in steps; "
-        "the last step may exceed the quota.",
-    )
-
     keep_free_bytes: Size = Field(
         default=64 * 1024 * 1024,
         ge=0,
@@ -141,10 +68,6 @@ class Storage(Settings):
             return self.keep_free_bytes
         # Otherwise a small disk would refuse the first message.
         return min(self.keep_free_bytes, disk_bytes // _DISK_SHARE)
-
-    def database_settings(self) -> DatabaseSettings:
-        """Return the settings for a new database."""
-        return DatabaseSettings(**self.model_dump(exclude=set(OF_THE_BROKER)))
 
 
 class ShareSettings(Settings):

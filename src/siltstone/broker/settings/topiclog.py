@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Final, Self
 
@@ -10,28 +11,23 @@ from pydantic import Field, model_validator
 from siltstone.broker.settings.kinds import (
     Count,
     FilterText,
-    OptionalSeconds,
-    OptionalSize,
     Seconds,
     Settings,
     Size,
     wrong,
 )
-from siltstone.store.segment.segment import SEGMENT_BYTES_MIN
+from siltstone.broker.settings.tables import table_of
 from siltstone.store.slab.settings import VALUE_BYTES_MAX, DatabaseSettings
 
 MIB: Final = 1024 * 1024
-_DEFAULTS: Final = DatabaseSettings()
 # The settings of the database. `siltstone db set` changes them once the database exists.
-OF_THE_DATABASE: Final = frozenset(
-    {
-        "segment_bytes",
-        "rotate_seconds",
-        "rotate_bytes",
-        "retain_seconds",
-        "retain_bytes",
-        "quota_bytes",
-    }
+_OF_THE_DATABASE: Final = (
+    "segment_bytes",
+    "rotate_seconds",
+    "rotate_bytes",
+    "retain_seconds",
+    "retain_bytes",
+    "quota_bytes",
 )
 
 
@@ -51,7 +47,7 @@ class TopicLogPublish(Settings):
         return self
 
 
-class TopicLogSettings(Settings):
+class TopicLogSettings(table_of(_OF_THE_DATABASE)):  # type: ignore[misc]
     """Topic logs, for clients that do not speak MQTT. There are no users: every client that reaches
     the listener may do everything. The keys from `segment_bytes` to `quota_bytes` apply when the
     broker creates the database; `siltstone db set` changes an existing one.
@@ -102,37 +98,14 @@ class TopicLogSettings(Settings):
         description="Time after which an idle connection is closed. A connection that waits for "
         "messages is not idle. 0: never.",
     )
-    segment_bytes: Size = Field(
-        default=_DEFAULTS.segment_bytes,
-        ge=SEGMENT_BYTES_MIN,
-        le=1 << 40,
-        multiple_of=4096,
-        description="Size of a segment file. Each topic has its own segments.",
-    )
-    rotate_seconds: OptionalSeconds = Field(
-        default=None, gt=0, description="Time between generations of a topic."
-    )
-    rotate_bytes: OptionalSize = Field(
-        default=None, gt=0, description="Size at which a new generation of a topic starts."
-    )
-    retain_seconds: OptionalSeconds = Field(
-        default=None, gt=0, description="Age at which sealed generations are dropped."
-    )
-    retain_bytes: OptionalSize = Field(
-        default=None,
-        gt=0,
-        description="Total size above which the oldest sealed generations are dropped.",
-    )
-    quota_bytes: OptionalSize = Field(
-        default=None, gt=0, description="Size of all topics above which sends are refused."
-    )
     publish: tuple[TopicLogPublish, ...] = Field(
         default=(), description="Topic logs that are also published to MQTT subscribers."
     )
 
     def database_settings(self) -> DatabaseSettings:
         """Return the settings for a new database."""
-        return DatabaseSettings(shard_by="topic", **self.model_dump(include=set(OF_THE_DATABASE)))
+        settings: DatabaseSettings = super().database_settings()
+        return replace(settings, shard_by="topic")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -15,7 +15,6 @@ from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, check_replaceable, converted
 from siltstone.cli.output.output import note, say, show_json
 from siltstone.cli.output.progress import BYTES, Meter, progress, tree_size, watched
-from siltstone.cli.output.quantities import format_size, parse_size
 from siltstone.clock import SystemClock
 from siltstone.errors import ExistsError, NotFoundError, UsageError
 from siltstone.fs.api import File
@@ -23,6 +22,7 @@ from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.manage.running import is_served, pinned, while_still
+from siltstone.settings.quantities import format_size, parse_size
 from siltstone.snapshot.backup import StoreSource
 from siltstone.snapshot.format.contents import ContentsInFile
 from siltstone.snapshot.format.records import About, FilePart, Record

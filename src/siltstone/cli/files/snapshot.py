@@ -17,13 +17,13 @@ from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import add_row, counted, facts, say, show, show_json, table
-from siltstone.cli.output.quantities import format_size
 from siltstone.clock import SystemClock
 from siltstone.errors import LockedError, NotFoundError, RetryError, SiltstoneError, UsageError
 from siltstone.fs.api import File
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem, absolute_path, catches_signal, send_signal
 from siltstone.manage.running import ask_broker, is_served
+from siltstone.settings.quantities import format_size
 from siltstone.snapshot.backup import StoreSource
 from siltstone.snapshot.differences import find_differences
 from siltstone.snapshot.directory import SnapshotDirectory, link_target, list_snapshots, name_of

@@ -12,9 +12,9 @@ from siltstone import spool
 from siltstone.cli.options import Json
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import add_row, facts, say, show, show_json, table
-from siltstone.cli.output.quantities import format_size
 from siltstone.cli.output.streams import standard_input
 from siltstone.errors import UsageError
+from siltstone.settings.quantities import format_size
 from siltstone.spool import Entry, Source, Spool
 
 app = App("Use a durable queue of files.", "siltstone spool list outbox")

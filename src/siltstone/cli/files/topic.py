@@ -14,9 +14,9 @@ import typer
 from siltstone.cli.options import Json
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import add_row, counted, say, show, show_json, table
-from siltstone.cli.output.quantities import format_size
 from siltstone.cli.output.streams import standard_input
 from siltstone.errors import UsageError
+from siltstone.settings.quantities import format_size
 from siltstone.topiclog.client import DEFAULT_PORT, TopicLogClient
 from siltstone.topiclog.consumer import Message
 

@@ -14,7 +14,6 @@ import typer
 
 from siltstone.cli.options import converted
 from siltstone.cli.output.output import note
-from siltstone.cli.output.quantities import parse_duration
 from siltstone.cli.shared_options import takes_options
 from siltstone.client.client import Client
 from siltstone.client.connection import Deliver
@@ -37,6 +36,7 @@ from siltstone.errors import OutcomeUnknownError, PeerError, RetryError, UsageEr
 from siltstone.mqtt.packets import Will
 from siltstone.mqtt.properties import NO_PROPERTIES, Properties
 from siltstone.mqtt.wire import Version
+from siltstone.settings.quantities import parse_duration
 from siltstone.topic.grammar import check_topic
 
 _SERVER: Final = "Server"

@@ -10,29 +10,29 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from os import environ
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, get_args
 
 import typer
-from pydantic import BaseModel
 
 from siltstone.broker.settings.broker import BrokerSettings
-from siltstone.broker.settings.kinds import expectation, toml_text
-from siltstone.cli.output.help import App
-from siltstone.cli.output.output import note, printable
-from siltstone.errors import UsageError
-from siltstone.fs.posix import PosixFileSystem
-from siltstone.settings import (
+from siltstone.broker.settings.kinds import Settings, expectation, toml_text
+from siltstone.broker.settings.load import (
     FLAGS,
     Key,
     LoadedSettings,
     dotted_name,
     field_of,
     find_file,
+    key_of,
     known_keys,
     model_of,
     read_settings,
     variable_name,
 )
+from siltstone.cli.output.help import App
+from siltstone.cli.output.output import note, printable
+from siltstone.errors import UsageError
+from siltstone.fs.posix import PosixFileSystem
 
 app = App("Show the settings of the broker.", "siltstone config show")
 
@@ -41,17 +41,20 @@ def _option(flag: str, metavar: str, text: str) -> Any:
     return typer.Option(flag, metavar=metavar, help=text, show_default=False)
 
 
-DataFlag = Annotated[str | None, _option("--data", "DIR", "Directory that holds all databases.")]
-HostFlag = Annotated[
-    str | None, _option("--host", "HOST", "Address that the first listener binds to.")
-]
-PortFlag = Annotated[str | None, _option("--port", "PORT", "Port of the first listener.")]
-LogLevelFlag = Annotated[
-    str | None, _option("--log-level", "LEVEL", "Log level: debug, info, warning or error.")
-]
-LogFormatFlag = Annotated[
-    str | None, _option("--log-format", "FORMAT", "Log format: human or json.")
-]
+def _flag(flag: str, metavar: str = "") -> Any:
+    """Return the option of a key, with the description of the key."""
+    key = key_of(FLAGS[flag])
+    field = field_of(key)
+    owner = "First listener: " if key[0] == "listeners" else ""
+    metavar = metavar or "|".join(get_args(field.annotation)) or str(key[-1]).upper()
+    return _option(flag, metavar, f"{owner}{field.description}")
+
+
+DataFlag = Annotated[str | None, _flag("--data", "DIR")]
+HostFlag = Annotated[str | None, _flag("--host")]
+PortFlag = Annotated[str | None, _flag("--port")]
+LogLevelFlag = Annotated[str | None, _flag("--log-level")]
+LogFormatFlag = Annotated[str | None, _flag("--log-format")]
 ConfigFlag = Annotated[
     Path | None,
     _option(
@@ -155,18 +158,18 @@ def effective_toml(settings: BrokerSettings, origin: Origin = lambda _: None) ->
     return "\n".join(_toml_lines(settings, (), "", origin)) + "\n"
 
 
-def _toml_lines(model: BaseModel, key: Key, title: str, origin: Origin) -> Iterator[str]:
+def _toml_lines(model: Settings, key: Key, title: str, origin: Origin) -> Iterator[str]:
     """Yield the lines of a table, values first: in TOML all lines after a title belong to it."""
-    below: list[tuple[BaseModel, Key, str]] = []
+    below: list[tuple[Settings, Key, str]] = []
     if title:
         yield from ("", title)
-    for name, field in type(model).model_fields.items():
+    for name, field in model.ordered_fields().items():
         value = getattr(model, name)
         path = (*key, name)
         dotted = ".".join(part for part in path if isinstance(part, str))
-        if isinstance(value, BaseModel):
+        if isinstance(value, Settings):
             below.append((value, path, f"[{dotted}]"))
-        elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+        elif isinstance(value, tuple) and value and isinstance(value[0], Settings):
             below += [(item, (*path, at), f"[[{dotted}]]") for at, item in enumerate(value)]
         else:
             given = origin(path)

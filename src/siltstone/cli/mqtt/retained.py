@@ -27,10 +27,10 @@ from siltstone.cli.output.output import (
     show_json,
     table,
 )
-from siltstone.cli.output.quantities import format_size
 from siltstone.clock import SystemClock
 from siltstone.errors import UsageError
 from siltstone.manage.running import ask_broker, is_served
+from siltstone.settings.quantities import format_size
 from siltstone.store.directory import Store
 from siltstone.topic.grammar import TopicFilter
 

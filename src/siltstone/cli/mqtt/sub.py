@@ -20,12 +20,12 @@ from siltstone.cli.mqtt.rendering import Render, formatted, plain, with_topics
 from siltstone.cli.mqtt.running import run_until_signal
 from siltstone.cli.options import converted
 from siltstone.cli.output.output import counted, note
-from siltstone.cli.output.quantities import parse_duration
 from siltstone.client.session import ClientSession, WantedSubscriptions
 from siltstone.clock import SystemClock
 from siltstone.errors import UsageError
 from siltstone.mqtt.packets import Subscription
 from siltstone.mqtt.wire import Version
+from siltstone.settings.quantities import parse_duration
 from siltstone.topic.grammar import TopicFilter
 
 Timeout = Annotated[

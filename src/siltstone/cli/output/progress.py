@@ -18,9 +18,9 @@ from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeRem
 from rich.text import Text
 
 from siltstone.cli.output.output import console_on
-from siltstone.cli.output.quantities import format_size
 from siltstone.errors import SiltstoneError
 from siltstone.fs.api import Entry, EntryKind, File, FileSystem
+from siltstone.settings.quantities import format_size
 
 BYTES: Final = "bytes"
 ROWS: Final = "rows"

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from siltstone.cli.output.output import print_on, printable
-from siltstone.cli.output.quantities import format_time
+from siltstone.settings.quantities import format_time
 from siltstone.store.log.read.pieces import schema_of
 
 TABLE_COLUMNS: Final = ("timestamp", "topic", "publisher", "qos", "value")

@@ -26,10 +26,10 @@ from siltstone.cli.pipeline.spark import (
     pipeline,
     session,
 )
-from siltstone.cli.store.setting_options import THRESHOLD_HELP
 from siltstone.cli.store.structure import Pattern, draw, levels
 from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.store.slab.settings import THRESHOLDS
 
 Url = Annotated[
     str,
@@ -96,7 +96,7 @@ Thresholds = Annotated[
     typer.Option(
         "--threshold",
         metavar="N,N…",
-        help=THRESHOLD_HELP,
+        help=THRESHOLDS.help,
         show_default="chosen from the topics",
     ),
 ]

@@ -11,7 +11,6 @@ from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import add_row, counted, say, show, show_json, table
 from siltstone.cli.output.progress import counting, progress, waiting
-from siltstone.cli.output.quantities import format_size
 from siltstone.cli.pipeline import jobs as pipeline_jobs
 from siltstone.cli.pipeline.place import checked_directory, lake_directory
 from siltstone.cli.pipeline.spark import (
@@ -25,6 +24,7 @@ from siltstone.cli.pipeline.spark import (
     session,
 )
 from siltstone.errors import UsageError
+from siltstone.settings.quantities import format_size
 
 app = App("Run Spark jobs over the store.", "siltstone pipeline tier")
 

@@ -20,7 +20,6 @@ from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes, converted
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import add_row, confirm, say, show, show_json, table
-from siltstone.cli.output.quantities import parse_time
 from siltstone.cli.store.kv import open_engine
 from siltstone.clock import SystemClock
 from siltstone.errors import NotFoundError, UsageError
@@ -33,6 +32,7 @@ from siltstone.session.archive.records import SavedSession
 from siltstone.session.archive.view import ArchiveView
 from siltstone.session.durable.delivered_source import DeliveredSource
 from siltstone.session.durable.lag import Lag, session_lag
+from siltstone.settings.quantities import parse_time
 from siltstone.store.directory import Store
 from siltstone.store.tx.reading import KeyValueReader
 

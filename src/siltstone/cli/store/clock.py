@@ -14,9 +14,9 @@ from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import confirm as ask_first
 from siltstone.cli.output.output import counted, facts, say, show, show_json
-from siltstone.cli.output.quantities import format_duration, format_moment
 from siltstone.clock import GuardedClock
 from siltstone.manage.running import ask_broker, is_served
+from siltstone.settings.quantities import format_duration, format_moment
 from siltstone.store.directory import guarded_clock
 
 app = App("Show and correct the time of a store.", "siltstone clock status")

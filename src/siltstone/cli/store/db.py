@@ -20,12 +20,17 @@ from siltstone.cli.output.output import (
     show_json,
     table,
 )
-from siltstone.cli.output.quantities import format_size
-from siltstone.cli.store import setting_options as options
-from siltstone.cli.store.settings import SETTINGS, named_options, parse_changes, shown_settings
+from siltstone.cli.store.settings import (
+    as_option,
+    parse_changes,
+    shown_settings,
+    takes_settings,
+)
 from siltstone.cli.store.slabs import slab_document, slab_table
 from siltstone.errors import UsageError
 from siltstone.manage.databases import ConfigureDatabase, CreateDatabase, NameDatabase
+from siltstone.settings.declare import check_values, declared
+from siltstone.settings.quantities import format_size
 from siltstone.store.database import Database
 from siltstone.store.log.info import SlabInfo
 from siltstone.store.slab.settings import FIXED, DatabaseSettings
@@ -33,30 +38,8 @@ from siltstone.store.slab.settings import FIXED, DatabaseSettings
 app = App("Create, list, inspect, change and drop databases.", "siltstone db list")
 
 
-@app.command("create")
-def create(
-    name: Name,
-    shards: options.Shards = None,
-    shard_by: options.ShardBy = None,
-    threshold: options.Thresholds = None,
-    segment_bytes: options.SegmentBytes = None,
-    compression: options.Compression = None,
-    flush_interval: options.FlushInterval = None,
-    idle_flush_interval: options.IdleFlushInterval = None,
-    max_items: options.MaxItems = None,
-    sync_interval: options.SyncInterval = None,
-    pending_bytes: options.PendingBytes = None,
-    topic_cache: options.TopicCache = None,
-    rotate: options.Rotate = None,
-    rotate_bytes: options.RotateBytes = None,
-    retain: options.Retain = None,
-    retain_bytes: options.RetainBytes = None,
-    reclaim: options.Reclaim = None,
-    quota: options.Quota = None,
-    reserve: options.Reserve = None,
-    backend: options.Backend = None,
-    data: Data = DATA_DEFAULT,
-    json: Json = False,
+def _create(
+    name: Name, settings: dict[str, Any], data: Data = DATA_DEFAULT, json: Json = False
 ) -> None:
     """Create a database.
 
@@ -66,38 +49,17 @@ def create(
     $ siltstone db create sensors
     $ siltstone db create sensors --rotate 1d --retain 30d --compression zstd
     """
-    given = {
-        "shards": shards,
-        "shard_by": shard_by,
-        "thresholds": threshold,
-        "segment_bytes": segment_bytes,
-        "compression": compression,
-        "flush_interval": flush_interval,
-        "idle_flush_interval": idle_flush_interval,
-        "max_items": max_items,
-        "sync_interval": sync_interval,
-        "pending_bytes_max": pending_bytes,
-        "topic_cache": topic_cache,
-        "rotate_seconds": rotate,
-        "rotate_bytes": rotate_bytes,
-        "retain_seconds": retain,
-        "retain_bytes": retain_bytes,
-        "reclaim": reclaim,
-        "quota_bytes": quota,
-        "reserve_bytes": reserve,
-        "backend": backend,
-    }
-    _create(name, {field: value for field, value in given.items() if value is not None}, data, json)
-
-
-def _create(name: str, given: dict[str, Any], data: Data, json: bool) -> None:
-    with named_options("--"):
-        settings = DatabaseSettings.from_json(given)
-    manage(data, "db-create", CreateDatabase(database=name, settings=given), creates=True)
+    check_values(DatabaseSettings, settings, name=as_option)
+    known = manage(
+        data, "db-create", CreateDatabase(database=name, settings=settings), creates=True
+    )
     if json:
-        show_json({"database": name, "settings": settings.to_json()})
+        show_json({"database": name, "settings": known.settings})
     else:
         say(f"created database {name} in {data}")
+
+
+create = app.command("create")(takes_settings(_create, DatabaseSettings))
 
 
 @app.command("list")
@@ -257,8 +219,6 @@ def set_settings(
     with open_reading(data) as store:
         before = store.database(name).settings
     _refuse_fixed(before, parsed)
-    with named_options(""):
-        before.changed(parsed)
     known = manage(data, "db-set", ConfigureDatabase(database=name, changes=parsed))
     settings = DatabaseSettings.from_json(known.settings)
     if json:
@@ -272,6 +232,6 @@ def _refuse_fixed(settings: DatabaseSettings, changes: dict[str, Any]) -> None:
     for field in sorted(FIXED & changes.keys()):
         if changes[field] != getattr(settings, field):
             raise UsageError(
-                f"{SETTINGS[field].option} is fixed when a database is created; "
+                f"{declared(DatabaseSettings)[field].option} is fixed when a database is created; "
                 f"create another database with 'siltstone db create'"
             )

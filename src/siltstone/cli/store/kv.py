@@ -26,7 +26,6 @@ from siltstone.cli.options import (
     Since,
     Until,
     Yes,
-    converted,
 )
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import (
@@ -39,11 +38,9 @@ from siltstone.cli.output.output import (
     show_json,
     table,
 )
-from siltstone.cli.output.quantities import format_size, parse_span
 from siltstone.cli.output.sinks import JsonLinesSink, Sink, TableSink
 from siltstone.cli.output.streams import standard_input
-from siltstone.cli.store.setting_options import THRESHOLD_HELP
-from siltstone.cli.store.settings import SETTINGS, named_options, shown_value
+from siltstone.cli.store.settings import as_option, takes_settings
 from siltstone.clock import SystemClock
 from siltstone.errors import NotFoundError
 from siltstone.fs.paths import StorePaths
@@ -56,29 +53,19 @@ from siltstone.manage.keyvalues import (
     Operation,
     refuse_commits,
 )
+from siltstone.settings.quantities import format_size, parse_span
 from siltstone.store.kv.api import Engine
 from siltstone.store.kv.keys import TIME_END
 from siltstone.store.kv.rocks import open_read_only
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.tx.iterator import RowBatch
 from siltstone.store.tx.reading import KeyValueReader
-from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.store.tx.settings import KeyValueSettings, check_keyvalue
 from siltstone.topic.grammar import check_topic
 
 app = App("Create, list, read, change and drop key-value databases.", "siltstone kv list")
 
 _CHUNK: Final = 1000
-_DEFAULTS: Final = KeyValueSettings()
-
-
-def _option(field: str, metavar: str, text: str) -> Any:
-    return typer.Option(
-        f"--{SETTINGS[field].option}",
-        parser=converted(SETTINGS[field].parse),
-        metavar=metavar,
-        help=text,
-        show_default=shown_value(field, getattr(_DEFAULTS, field)),
-    )
 
 
 def open_engine(path: PurePath) -> Engine:
@@ -86,37 +73,12 @@ def open_engine(path: PurePath) -> Engine:
     return open_read_only(PosixFileSystem(), path)
 
 
-RetainBytes = Annotated[
-    int | None,
-    _option("retain_bytes", "SIZE", "Total size beyond which the oldest sealed slabs are dropped."),
-]
-
-
-@app.command("create")
-def create(
+def _create(
     name: Name,
+    settings: dict[str, Any],
     plain: Annotated[
         bool, typer.Option("--map", help="Keep one value per topic, without time.")
     ] = False,
-    shards: Annotated[
-        int | None, _option("shards", "N", "Number of shards. Each has a writer thread.")
-    ] = None,
-    threshold: Annotated[Any, _option("thresholds", "N,N…", THRESHOLD_HELP)] = None,
-    rotate: Annotated[
-        float | None, _option("rotate_seconds", "TIME", "Time between generations, as 1d.")
-    ] = None,
-    rotate_bytes: Annotated[
-        int | None,
-        _option("rotate_bytes", "SIZE", "Size at which a new generation starts, as 1GiB."),
-    ] = None,
-    retain: Annotated[
-        float | None,
-        _option("retain_seconds", "TIME", "Age at which sealed slabs are dropped, as 30d."),
-    ] = None,
-    retain_bytes: RetainBytes = None,
-    quota: Annotated[
-        int | None, _option("quota_bytes", "SIZE", "Size beyond which writes are refused.")
-    ] = None,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
@@ -128,25 +90,18 @@ def create(
     $ siltstone kv create settings --map
     $ siltstone kv create history --retain 30d
     """
-    given = {
-        "shards": shards,
-        "thresholds": threshold,
-        "rotate_seconds": rotate,
-        "rotate_bytes": rotate_bytes,
-        "retain_seconds": retain,
-        "retain_bytes": retain_bytes,
-        "quota_bytes": quota,
-    }
+    given = {"timed": not plain, **settings}
     refuse_commits(name)
-    with named_options("--"):
-        known = {field: value for field, value in given.items() if value is not None}
-        settings = KeyValueSettings(timed=not plain, **known)
-    request = CreateKeyValue(database=name, settings={"timed": not plain, **known})
-    manage(data, "kv-create", request, creates=True)
+    check_keyvalue(given, name=as_option)
+    manage(data, "kv-create", CreateKeyValue(database=name, settings=given), creates=True)
     if json:
-        show_json({"database": name, "settings": settings.to_json()})
+        show_json({"database": name, "settings": KeyValueSettings.from_json(given).to_json()})
     else:
         say(f"created key-value database {name} in {data}")
+
+
+# The option --map stands for the setting `timed`.
+create = app.command("create")(takes_settings(_create, KeyValueSettings, without=("timed",)))
 
 
 @app.command("drop")

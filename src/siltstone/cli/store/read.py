@@ -25,7 +25,6 @@ from siltstone.cli.options import (
 )
 from siltstone.cli.output.output import console_on, counted, note
 from siltstone.cli.output.progress import progress
-from siltstone.cli.output.quantities import parse_span
 from siltstone.cli.output.sinks import (
     TABLE_COLUMNS,
     ArrowSink,
@@ -39,6 +38,7 @@ from siltstone.cli.output.sinks import (
 from siltstone.cli.store.follow import Follower, follow
 from siltstone.clock import SystemClock
 from siltstone.errors import UsageError
+from siltstone.settings.quantities import parse_span
 from siltstone.store.log.read.pieces import COLUMNS, schema_of
 
 _POLL_SECONDS: Final = 0.2

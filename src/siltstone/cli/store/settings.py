@@ -1,139 +1,110 @@
-"""The settings of a database on the command line: names, parsing and formatting."""
+"""The declared settings of databases on the command line: options, changes, and their display."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any
 
-from siltstone.cli.output.quantities import format_duration, format_size, parse_duration, parse_size
+import typer
+
+from siltstone.cli.options import converted
 from siltstone.errors import UsageError
+from siltstone.settings.declare import Declared, declared, values_of, wrong_value
 from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.tx.settings import KeyValueSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One field: the name of the option without dashes, and its parser and formatter."""
-
-    option: str
-    parse: Callable[[str], Any]
-    show: Callable[[Any], str]
+def as_option(known: Declared) -> str:
+    """Name a setting as an option of a command."""
+    return f"--{known.option}"
 
 
-def parse_count(text: str) -> int:
-    """Parse a whole number. Raises: UsageError."""
-    try:
-        return int(text)
-    except ValueError as exc:
-        raise UsageError(f"expected a whole number, got {text!r}") from exc
+def takes_settings(
+    command: Callable[..., None], kind: type[Any], *, without: Collection[str] = ()
+) -> Callable[..., None]:
+    """Add an option for each declared setting to a command.
 
-
-def parse_thresholds(text: str) -> tuple[int, ...]:
-    """Parse numbers separated by commas. Raises: UsageError."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as exc:
-        raise UsageError(
-            f"expected numbers with commas between them, as 100,10, got {text!r}"
-        ) from exc
-
-
-def show_thresholds(thresholds: Iterable[int]) -> str:
-    """Return the text that parse_thresholds reads."""
-    return ",".join(map(str, thresholds))
-
-
-def _text(option: str) -> Setting:
-    return Setting(option=option, parse=str, show=str)
-
-
-def _count(option: str) -> Setting:
-    return Setting(option=option, parse=parse_count, show=str)
-
-
-def _size(option: str) -> Setting:
-    return Setting(option=option, parse=parse_size, show=format_size)
-
-
-def _duration(option: str) -> Setting:
-    return Setting(option=option, parse=parse_duration, show=format_duration)
-
-
-SETTINGS: Final[Mapping[str, Setting]] = {
-    "shards": _count("shards"),
-    "shard_by": _text("shard-by"),
-    "thresholds": Setting(option="threshold", parse=parse_thresholds, show=show_thresholds),
-    "segment_bytes": _size("segment-bytes"),
-    "compression": _text("compression"),
-    "flush_interval": _duration("flush-interval"),
-    "idle_flush_interval": _duration("idle-flush-interval"),
-    "max_items": _count("max-items"),
-    "sync_interval": _duration("sync-interval"),
-    "pending_bytes_max": _size("pending-bytes"),
-    "topic_cache": _count("topic-cache"),
-    "rotate_seconds": _duration("rotate"),
-    "rotate_bytes": _size("rotate-bytes"),
-    "retain_seconds": _duration("retain"),
-    "retain_bytes": _size("retain-bytes"),
-    "reclaim": _text("reclaim"),
-    "quota_bytes": _size("quota"),
-    "reserve_bytes": _size("reserve"),
-    "backend": _text("backend"),
-}
-
-
-def shown_settings(settings: DatabaseSettings) -> list[tuple[str, str]]:
-    """Return the option name and the readable value of each setting."""
-    return [
-        (setting.option, _shown(setting, getattr(settings, field)))
-        for field, setting in SETTINGS.items()
+    The command receives the values that were given as `settings`, by field.
+    """
+    options = {
+        known.option.replace("-", "_"): known
+        for known in declared(kind).values()
+        if known.field not in without
+    }
+    own = [
+        parameter
+        for parameter in signature(command, eval_str=True).parameters.values()
+        if parameter.name != "settings"
+    ]
+    # Arguments come first, and the options that all commands have come last.
+    first = [parameter for parameter in own if parameter.default is Parameter.empty]
+    added = [
+        Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[Any, _option_of(known)],
+        )
+        for name, known in options.items()
+    ]
+    last = [
+        parameter.replace(kind=Parameter.KEYWORD_ONLY)
+        for parameter in own
+        if parameter not in first
     ]
 
+    @wraps(command)
+    def run(**values: Any) -> None:
+        given = {known.field: values.pop(name) for name, known in options.items()}
+        settings = {field: value for field, value in given.items() if value is not None}
+        command(settings=settings, **values)
 
-def _shown(setting: Setting, value: Any) -> str:
-    return "none" if value is None else setting.show(value)
-
-
-def shown_value(field: str, value: Any) -> str:
-    """Return the readable value of a field."""
-    return _shown(SETTINGS[field], value)
-
-
-def shown_default(field: str) -> str:
-    """Return the readable default of a field."""
-    return shown_value(field, getattr(DatabaseSettings(), field))
+    # typer reads the options of a command from its signature.
+    run.__signature__ = Signature([*first, *added, *last])  # type: ignore[attr-defined]
+    return run
 
 
-@contextmanager
-def named_options(dashes: str) -> Iterator[None]:
-    """Replace the names of settings in an error message by the names of options."""
-    try:
-        yield
-    except UsageError as exc:
-        sentence = str(exc)
-        for field, setting in SETTINGS.items():
-            sentence = re.sub(rf"\b(?:setting )?{field}\b", f"{dashes}{setting.option}", sentence)
-        raise UsageError(sentence) from exc
+def _option_of(known: Declared) -> Any:
+    return typer.Option(
+        f"--{known.option}",
+        parser=converted(known.parse),
+        metavar=known.metavar,
+        help=known.setting.help,
+        show_default=known.show(known.default),
+    )
+
+
+def shown_settings(settings: DatabaseSettings | KeyValueSettings) -> list[tuple[str, str]]:
+    """Return the option name and the readable value of each setting."""
+    values = values_of(settings)
+    return [
+        (known.option, known.show(values[field]))
+        for field, known in declared(type(settings)).items()
+    ]
 
 
 def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
     """Parse `name=value` texts; a name is that of the option or the field. Raises: UsageError."""
-    fields = {setting.option.replace("-", "_"): field for field, setting in SETTINGS.items()}
+    settings = declared(DatabaseSettings)
+    by_name = {known.option.replace("-", "_"): known for known in settings.values()} | dict(
+        settings
+    )
     changes: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
-        plain = name.strip().removeprefix("--").replace("-", "_")
-        field = fields.get(plain, plain)
-        if not equals or field not in SETTINGS:
-            names = ", ".join(setting.option for setting in SETTINGS.values())
-            if not equals:
-                raise UsageError(f"expected NAME=VALUE, as in retain=30d, got {assignment!r}")
+        known = by_name.get(name.strip().removeprefix("--").replace("-", "_"))
+        if not equals:
+            raise UsageError(f"expected NAME=VALUE, as in retain=30d, got {assignment!r}")
+        if known is None:
+            names = ", ".join(each.option for each in settings.values())
             raise UsageError(f"unknown setting {name.strip()!r} (known: {names})")
         try:
-            is_none = text == "none" and getattr(DatabaseSettings(), field) is None
-            changes[field] = None if is_none else SETTINGS[field].parse(text)
+            value = known.parse(text)
         except UsageError as exc:
-            raise UsageError(f"{SETTINGS[field].option}: {exc}") from exc
+            raise UsageError(f"{name.strip()}: {exc}") from exc
+        if (expected := known.complaint(value)) is not None:
+            raise wrong_value(name.strip(), expected, value)
+        changes[known.field] = value
     return changes

@@ -21,9 +21,9 @@ from siltstone.cli.output.output import (
     show_json,
     table,
 )
-from siltstone.cli.output.quantities import format_moment, format_size, format_time
 from siltstone.errors import UsageError
 from siltstone.manage.databases import NameDatabase, NameSlab
+from siltstone.settings.quantities import format_moment, format_size, format_time
 from siltstone.store.log.info import SlabInfo
 from siltstone.store.slab.manifest import SlabId
 

@@ -16,13 +16,13 @@ from siltstone.cli.opening import open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output.output import add_row, counted, say, show, show_json, table
 from siltstone.cli.output.progress import BYTES, progress, tree_size
-from siltstone.cli.output.quantities import format_size
 from siltstone.cli.store.kv import open_engine
 from siltstone.errors import NotFoundError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import COMMITS, StorePaths
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.session.archive.check import archive_problems
+from siltstone.settings.quantities import format_size
 from siltstone.store.directory import Store
 from siltstone.store.kv.mending import mend
 from siltstone.store.log.check.findings import Finding

@@ -29,7 +29,8 @@ from siltstone.scan.node import Node
 from siltstone.scan.survey import find_database
 from siltstone.store.directory import Store
 from siltstone.store.slab.marks import Seed, write_seed
-from siltstone.store.slab.settings import NEVER, THRESHOLD_MAX, DatabaseSettings
+from siltstone.store.slab.settings import THRESHOLD_MAX, DatabaseSettings
+from siltstone.topic.structure import NEVER
 
 # Up to this number of words are kept separate, whatever the next count is.
 WORDS_MIN: Final = 8

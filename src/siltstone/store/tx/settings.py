@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Self
 
-from siltstone.errors import UsageError
-from siltstone.store.slab.settings import BACKENDS
+from siltstone.settings.declare import (
+    Kind,
+    Naming,
+    Scope,
+    Setting,
+    by_field,
+    check_values,
+    declared,
+    from_values,
+    to_values,
+    values_of,
+    with_changes,
+    wrong_value,
+)
+from siltstone.store.slab import settings as shared
 from siltstone.topic.structure import NEVER
 
 SECONDS_MAX: Final = 366 * 24 * 3600
-# They are part of every key, select its shard, or say where the history of the shards is.
-FIXED: Final = frozenset({"backend", "shards", "timed"})
 GENERATIONS: Final = ("rotate_seconds", "rotate_bytes", "retain_seconds", "retain_bytes")
 
 
@@ -28,53 +39,76 @@ class KeyValueSettings:
     databases: a plain map is always in one current generation.
     """
 
-    shards: int = 1
-    timed: bool = True
-    thresholds: tuple[int, ...] = (100, 10)
-    flush_interval: float = 0.01
-    idle_flush_interval: float = 0.0
-    max_items: int = 10_000
-    pending_bytes_max: int = 64 * 1024 * 1024
-    topic_cache: int = 200_000
-    conflict_window: float = 5.0
-    conflict_writes_max: int = 500_000
-    remember_ids: float = 3600.0
-    quota_bytes: int | None = None
-    rotate_seconds: float | None = None
-    rotate_bytes: int | None = None
-    retain_seconds: float | None = None
-    retain_bytes: int | None = None
-    backend: str = "local"
+    # The fixed settings are part of every key, select its shard, or say where the history of the
+    # shards is.
+    shards: Annotated[int, shared.SHARDS.within(low=1, high=4096)] = 1
+    timed: Annotated[
+        bool,
+        Setting(
+            kind=Kind.FLAG,
+            scope=Scope.CREATION,
+            help="Whether a topic has a row for each time. Otherwise it has one value.",
+        ),
+    ] = True
+    thresholds: Annotated[tuple[int, ...], shared.THRESHOLDS.within(low=NEVER)] = (100, 10)
+    flush_interval: Annotated[float, shared.FLUSH_INTERVAL.within(low=0, high=SECONDS_MAX)] = 0.01
+    idle_flush_interval: Annotated[
+        float, shared.IDLE_FLUSH_INTERVAL.within(low=0, high=SECONDS_MAX)
+    ] = 0.0
+    max_items: Annotated[int, shared.MAX_ITEMS.within(low=1, high=1 << 20)] = 10_000
+    pending_bytes_max: Annotated[
+        int, shared.PENDING_BYTES_MAX.within(low=1, high=shared.SIZE_MAX)
+    ] = 64 * 1024 * 1024
+    topic_cache: Annotated[int, shared.TOPIC_CACHE.within(low=2, high=shared.SIZE_MAX)] = 200_000
+    conflict_window: Annotated[
+        float,
+        Setting(
+            kind=Kind.SECONDS,
+            low=0,
+            high=SECONDS_MAX,
+            help="Longest time of a transaction that reads, as 5s.",
+        ),
+    ] = 5.0
+    conflict_writes_max: Annotated[
+        int,
+        Setting(
+            kind=Kind.COUNT,
+            low=2,
+            high=shared.SIZE_MAX,
+            option="conflict-writes",
+            help="Number of writes kept to find conflicts. A transaction that reads conflicts "
+            "with more than half as many writes.",
+        ),
+    ] = 500_000
+    remember_ids: Annotated[
+        float,
+        Setting(
+            kind=Kind.SECONDS,
+            low=0,
+            high=SECONDS_MAX,
+            help="Time for which the id of a transaction is remembered, as 1h.",
+        ),
+    ] = 3600.0
+    quota_bytes: Annotated[int | None, shared.QUOTA_BYTES.within(low=1, high=shared.TOTAL_MAX)] = (
+        None
+    )
+    rotate_seconds: Annotated[
+        float | None, shared.ROTATE_SECONDS.within(low=0, high=SECONDS_MAX)
+    ] = None
+    rotate_bytes: Annotated[
+        int | None, shared.ROTATE_BYTES.within(low=1, high=shared.TOTAL_MAX)
+    ] = None
+    retain_seconds: Annotated[
+        float | None, shared.RETAIN_SECONDS.within(low=0, high=SECONDS_MAX)
+    ] = None
+    retain_bytes: Annotated[
+        int | None, shared.RETAIN_BYTES.within(low=1, high=shared.TOTAL_MAX)
+    ] = None
+    backend: Annotated[str, shared.BACKEND] = "local"
 
     def __post_init__(self) -> None:
         """Validate all settings. Raises: UsageError."""
-        _require_int("shards", self.shards, 1, 4096)
-        _require(isinstance(self.timed, bool), "timed", "true or false", self.timed)
-        _require(
-            len(self.thresholds) > 0
-            and all(type(value) is int and value >= NEVER for value in self.thresholds),
-            "thresholds",
-            "one or more numbers of -1 and above",
-            self.thresholds,
-        )
-        _require(self.backend in BACKENDS, "backend", f"one of {', '.join(BACKENDS)}", self.backend)
-        _require_int("max_items", self.max_items, 1, 1 << 20)
-        _require_int("pending_bytes_max", self.pending_bytes_max, 1, 1 << 40)
-        _require_int("topic_cache", self.topic_cache, 2, 1 << 40)
-        _require_int("conflict_writes_max", self.conflict_writes_max, 2, 1 << 40)
-        for name in ("flush_interval", "idle_flush_interval", "conflict_window", "remember_ids"):
-            _require_seconds(name, getattr(self, name))
-        if self.quota_bytes is not None:
-            _require_int("quota_bytes", self.quota_bytes, 1, 1 << 60)
-        for name in GENERATIONS:
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if name.endswith("_bytes"):
-                _require_int(name, value, 1, 1 << 60)
-            else:
-                _require_seconds(name, value)
-            _require(self.timed, name, "left out of a plain map", value)
+        check_keyvalue(values_of(self))
 
     @property
     def has_limits(self) -> bool:
@@ -83,42 +117,27 @@ class KeyValueSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""
-        return asdict(self) | {"thresholds": list(self.thresholds)}
+        return to_values(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Create settings from JSON values. Raises: UsageError."""
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise UsageError(f"unknown settings of a key-value database: {', '.join(unknown)}")
-        plain = dict(values)
-        if isinstance(plain.get("thresholds"), list):
-            plain["thresholds"] = tuple(plain["thresholds"])
-        return cls(**plain)
+        return from_values(cls, values)
 
     def changed(self, changes: Mapping[str, Any]) -> KeyValueSettings:
         """Return the settings with changes. Raises: UsageError for a setting that cannot change."""
-        settings = KeyValueSettings.from_json(self.to_json() | dict(changes))
-        fixed = sorted(name for name in FIXED if getattr(self, name) != getattr(settings, name))
-        if fixed:
-            raise UsageError(
-                f"these settings cannot change after a database was created: {', '.join(fixed)}"
-            )
-        return settings
+        return with_changes(self, changes)
 
 
-def _require_seconds(name: str, value: object) -> None:
-    fits = (
-        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= SECONDS_MAX
-    )
-    _require(fits, name, f"a time from 0 to {SECONDS_MAX} seconds", value)
+def check_keyvalue(values: Mapping[str, Any], *, name: Naming = by_field) -> None:
+    """Check values of settings, also together; absent ones have their defaults.
 
-
-def _require_int(name: str, value: object, lowest: int, highest: int) -> None:
-    fits = isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest
-    _require(fits, name, f"a number from {lowest} to {highest}", value)
-
-
-def _require(holds: bool, name: str, expected: str, value: object) -> None:
-    if not holds:
-        raise UsageError(f"setting {name} must be {expected}: {name}={value!r}")
+    Raises: UsageError.
+    """
+    check_values(KeyValueSettings, values, name=name)
+    if values.get("timed", True):
+        return
+    for field in GENERATIONS:
+        if (value := values.get(field)) is not None:
+            known = declared(KeyValueSettings)[field]
+            raise wrong_value(name(known), "left out of a plain map", value)

@@ -17,7 +17,6 @@ from siltstone.broker.settings.kinds import (
     OptionalSize,
     Seconds,
     Size,
-    Thresholds,
     expectation,
     size_text,
     toml_text,
@@ -33,7 +32,6 @@ class Sample(BaseModel):
     optional_seconds: OptionalSeconds = Field(default=3.0, gt=0)
     optional_bool: OptionalBool = None
     mode: Mode = 0o640
-    thresholds: Thresholds = (100, -1)
     topics: FilterText = "a/+"
     hook: HookName = ""
     database: DatabaseName = "messages"
@@ -71,7 +69,6 @@ FIELDS = Sample.model_fields
         ("mode", "0o600", 0o600),
         ("mode", "600", 0o600),
         ("mode", 0o600, 0o600),
-        ("thresholds", [0], (0,)),
         ("topics", "$SYS/#", "$SYS/#"),
         ("hook", "our.hooks:decide", "our.hooks:decide"),
         ("database", "7.x_y-z", "7.x_y-z"),
@@ -102,9 +99,6 @@ def test_a_value_may_be_written_in_several_ways(key: str, given: Any, value: Any
         ("mode", "rw"),
         ("mode", 0o1000),
         ("mode", True),
-        ("thresholds", []),
-        ("thresholds", [-2]),
-        ("thresholds", [True]),
         ("topics", "a/#/b"),
         ("topics", "$share/group/a"),
         ("hook", "module"),
@@ -137,7 +131,6 @@ def test_every_value_is_named_with_its_bounds() -> None:
         "optional_seconds": "none, or a number of seconds above 0",
         "optional_bool": "true, false or none",
         "mode": "permissions from 0o0 to 0o777",
-        "thresholds": "a list of whole numbers, each at least -1",
         "topics": "a topic filter",
         "hook": 'a text as "module:callable"',
         "database": "a name of letters, digits, _, . and - that begins with a letter or digit",
@@ -158,7 +151,6 @@ def test_every_value_is_written_as_toml_that_gives_it_again() -> None:
         "optional_seconds": "3.0",
         "optional_bool": '"none"',
         "mode": "0o640",
-        "thresholds": "[100, -1]",
         "topics": '"a/+"',
         "hook": '""',
         "database": '"messages"',

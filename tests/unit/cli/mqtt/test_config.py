@@ -6,9 +6,9 @@ from pathlib import PurePath
 import pytest
 
 from siltstone.broker.settings.broker import BrokerSettings, ListenerSettings
+from siltstone.broker.settings.load import known_keys, model_of, variable_name
 from siltstone.broker.settings.storage import Storage, StoreRule
 from siltstone.cli.mqtt.config import effective_toml, reference_text
-from siltstone.settings import known_keys, model_of, variable_name
 from tests.support.command_line import CommandLine
 
 

@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from typing import Any
 
 import pytest
+import typer
 
-from siltstone.cli.store.settings import SETTINGS, parse_changes, shown_default, shown_settings
+from siltstone.cli.store.settings import parse_changes, shown_settings, takes_settings
 from siltstone.errors import UsageError
+from siltstone.settings.declare import declared
 from siltstone.store.slab.settings import DatabaseSettings
-
-
-def test_every_setting_of_a_database_has_a_name_on_the_command_line() -> None:
-    assert list(SETTINGS) == [field.name for field in fields(DatabaseSettings)]
+from siltstone.store.tx.settings import KeyValueSettings
 
 
 def test_settings_are_shown_by_option_and_with_units() -> None:
@@ -38,11 +37,6 @@ def test_settings_are_shown_by_option_and_with_units() -> None:
         ("reserve", "1 MiB"),
         ("backend", "local"),
     ]
-
-
-def test_defaults_are_shown_with_units() -> None:
-    shown = [shown_default(name) for name in ("segment_bytes", "thresholds", "quota_bytes")]
-    assert shown == ["1 GiB", "100,10", "none"]
 
 
 def test_changes_are_named_by_option_or_by_field() -> None:
@@ -105,3 +99,38 @@ def test_a_bad_value_is_refused_by_name(text: str, complaint: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_changes([text])
     assert str(caught.value) == complaint
+
+
+def test_a_complaint_names_the_setting_as_it_was_typed() -> None:
+    complaints = []
+    for text in ("retain=1y", "retain_seconds=1y", "--retain-seconds=0"):
+        with pytest.raises(UsageError) as caught:
+            parse_changes([text])
+        complaints.append(str(caught.value).partition(",")[0])
+    assert complaints == [
+        "retain: expected a time",
+        "retain_seconds: expected a time",
+        "--retain-seconds must be a time above 0 seconds",
+    ]
+
+
+@pytest.mark.parametrize("kind", [DatabaseSettings, KeyValueSettings])
+def test_each_declared_setting_has_an_option_with_its_help_and_default(kind: type[Any]) -> None:
+    app = typer.Typer()
+    received: list[dict[str, Any]] = []
+
+    def command(name: str, settings: dict[str, Any], json: bool = False) -> None:
+        received.append(settings)
+
+    app.command()(takes_settings(command, kind, without=("timed",)))
+    made = typer.main.get_command(app)
+    known = [each for each in declared(kind).values() if each.field != "timed"]
+    options = {option.opts[0]: option for option in made.params[1 : 1 + len(known)]}
+    assert list(options) == [f"--{each.option}" for each in known]
+    for each in known:
+        option: Any = options[f"--{each.option}"]
+        shown = (option.help, option.metavar, option.show_default)
+        assert shown == (each.setting.help, each.metavar, each.show(each.default))
+    given = [text for each in known for text in (f"--{each.option}", each.show(each.default))]
+    made.main(["NAME", *given], standalone_mode=False)
+    assert received == [{each.field: each.default for each in known if each.default is not None}]

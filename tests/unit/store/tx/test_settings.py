@@ -20,20 +20,20 @@ def test_settings_are_the_same_after_json() -> None:
         ("shards", 0, "a number from 1 to 4096"),
         ("shards", True, "a number from 1 to 4096"),
         ("timed", 1, "true or false"),
-        ("thresholds", [], "one or more numbers of -1 and above"),
-        ("thresholds", [-2], "one or more numbers of -1 and above"),
-        ("thresholds", [True], "one or more numbers of -1 and above"),
+        ("thresholds", [], "one or more numbers of at least -1"),
+        ("thresholds", [-2], "one or more numbers of at least -1"),
+        ("thresholds", [True], "one or more numbers of at least -1"),
         ("max_items", 0, "a number from 1 to 1048576"),
-        ("pending_bytes_max", 0, "a number from 1 to 1099511627776"),
+        ("pending_bytes_max", 0, "a size from 1 to 1099511627776"),
         ("topic_cache", 1, "a number from 2 to 1099511627776"),
         ("conflict_writes_max", 1, "a number from 2 to 1099511627776"),
         ("flush_interval", -0.1, "a time from 0 to 31622400 seconds"),
         ("idle_flush_interval", "1", "a time from 0 to 31622400 seconds"),
         ("conflict_window", True, "a time from 0 to 31622400 seconds"),
         ("remember_ids", 1e9, "a time from 0 to 31622400 seconds"),
-        ("quota_bytes", 0, "a number from 1 to 1152921504606846976"),
-        ("rotate_bytes", 0, "a number from 1 to 1152921504606846976"),
-        ("retain_seconds", -1, "a time from 0 to 31622400 seconds"),
+        ("quota_bytes", 0, "a size from 1 to 1152921504606846976, or none"),
+        ("rotate_bytes", 0, "a size from 1 to 1152921504606846976, or none"),
+        ("retain_seconds", -1, "a time from 0 to 31622400 seconds, or none"),
     ],
 )
 def test_what_cannot_work_is_refused(name: str, value: object, expected: str) -> None:
@@ -53,7 +53,7 @@ def test_generations_have_limits_in_a_timed_database_only() -> None:
 def test_unknown_settings_are_named() -> None:
     with pytest.raises(UsageError) as caught:
         KeyValueSettings.from_json({"sharks": 1, "colour": 2})
-    assert str(caught.value) == "unknown settings of a key-value database: colour, sharks"
+    assert str(caught.value) == "unknown database settings: colour, sharks"
 
 
 def test_settings_change_but_for_those_that_make_the_keys() -> None:

@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from siltstone.broker.settings.broker import BrokerSettings
-from siltstone.broker.settings.kinds import expectation
+from siltstone.broker.settings.kinds import Settings, expectation
 from siltstone.errors import NotFoundError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem
@@ -122,15 +122,20 @@ def dotted_name(key: Key) -> str:
     )
 
 
+def key_of(dotted: str) -> Key:
+    """Return the key of a name with dots."""
+    return _key(dotted.split("."))
+
+
 def known_keys() -> list[Key]:
     """Return all keys, tables and lists before their contents; of a list only index 0."""
     return list(_keys_of(BrokerSettings, ()))
 
 
-def model_of(key: Key) -> type[BaseModel] | None:
+def model_of(key: Key) -> type[Settings] | None:
     """Return the model of a key that is a table; None for another or unknown key."""
     shape = _shape(key)
-    return shape if isinstance(shape, type) and issubclass(shape, BaseModel) else None
+    return shape if isinstance(shape, type) and issubclass(shape, Settings) else None
 
 
 def field_of(key: Key) -> FieldInfo:
@@ -142,8 +147,8 @@ def field_of(key: Key) -> FieldInfo:
     return model.model_fields[key[-1]]
 
 
-def _keys_of(model: type[BaseModel], prefix: Key) -> Iterator[Key]:
-    for name, field in model.model_fields.items():
+def _keys_of(model: type[Settings], prefix: Key) -> Iterator[Key]:
+    for name, field in model.ordered_fields().items():
         key: Key = (*prefix, name)
         yield key
         if _is_list(field.annotation):

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.cli.output.quantities import (
+from siltstone.errors import UsageError
+from siltstone.settings.quantities import (
     format_duration,
     format_moment,
     format_size,
@@ -11,7 +12,6 @@ from siltstone.cli.output.quantities import (
     parse_size,
     parse_time,
 )
-from siltstone.errors import UsageError
 
 NOW_US = 1_700_000_000_000_000
 HOUR_US = 3_600_000_000
@@ -44,7 +44,7 @@ def test_what_is_no_size_is_refused_with_the_units_there_are(text: str) -> None:
         parse_size(text)
     assert str(caught.value) == (
         f"expected a size, as 64MiB or 1.5GB, got {text!r} "
-        "(units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
+        "(units: B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB, PiB)"
     )
 
 

@@ -28,6 +28,8 @@ _SIZES: Final = {
     "mib": 1024**2,
     "gib": 1024**3,
     "tib": 1024**4,
+    "pb": 1000**5,
+    "pib": 1024**5,
 }
 _DURATIONS_US: Final = {
     "us": 1,
@@ -59,7 +61,7 @@ def parse_size(text: str) -> int:
     if match is None or unit is None:
         raise UsageError(
             f"expected a size, as 64MiB or 1.5GB, got {text!r} "
-            "(units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
+            "(units: B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB, PiB)"
         )
     return int(Decimal(match[1]) * unit)
 

@@ -6,10 +6,7 @@ from pathlib import PurePath
 import pytest
 
 from siltstone.broker.settings.broker import BrokerSettings, Limits, ListenerSettings
-from siltstone.broker.settings.storage import Storage, StoreRule
-from siltstone.errors import UsageError
-from siltstone.fs.memory import MemoryFileSystem
-from siltstone.settings import (
+from siltstone.broker.settings.load import (
     FLAGS,
     LoadedSettings,
     dotted_name,
@@ -21,6 +18,9 @@ from siltstone.settings import (
     read_settings,
     variable_name,
 )
+from siltstone.broker.settings.storage import Storage, StoreRule
+from siltstone.errors import UsageError
+from siltstone.fs.memory import MemoryFileSystem
 
 FILE = PurePath("/etc.toml")
 NOTHING: Mapping[str, str] = {}
@@ -187,13 +187,16 @@ def test_variables_of_others_are_left_alone() -> None:
         (
             "[storage]\nthresholds = []",
             (
-                "storage.thresholds: expected a list of whole numbers, each at least -1, "
+                "storage.thresholds: expected a list of whole numbers from -1 to 2147483647, "
                 "found an empty list"
             ),
         ),
         (
             "[storage]\nthresholds = [-5]",
-            "storage.thresholds.0: expected a list of whole numbers, each at least -1, found -5",
+            (
+                "storage.thresholds.0: expected a list of whole numbers from -1 to 2147483647, "
+                "found -5"
+            ),
         ),
         (
             "[[storage.rules]]\nstore = 'never'",
