@@ -222,7 +222,8 @@ class TestTables:
         assert sizes == [struct.calcsize(f"<{code}") for code in codes]
 
     def test_the_fields_of_a_segment_stand_where_the_code_puts_them(self) -> None:
-        header = replace(segment_header(base_serial=42), salt=77, topic="a/b").encode(end=5000)
+        made = replace(segment_header(base_serial=42), salt=77, topic="a/b", revision=6)
+        header = made.encode(end=5000)
         found = {
             field.split(",")[0]: int.from_bytes(header[offset : offset + size], "little")
             for offset, size, field in field_table("Segment")[:-1]
@@ -230,7 +231,7 @@ class TestTables:
         }
         assert found == {
             "magic `KASK`": int.from_bytes(b"KASK", "little"),
-            "version": 1,
+            "version": 2,
             "size of the file": 65536,
             "base serial": 42,
             "shard": 3,
@@ -239,6 +240,7 @@ class TestTables:
             "seed of the frames' CRCs": 0x5EEDF00D,
             "layout": 1,
             "length of the database's name": 5,
+            "revision": 6,
             "salt of the database": 77,
             "length of the topic's name": 3,
             "CRC-32C of bytes 0 to 2043": crc_from(0, header[:2044]),
@@ -246,7 +248,7 @@ class TestTables:
             "synced position": 5000,
             "reserved serial": 0,
         }
-        assert header[50:312] == b"plant".ljust(262, b"\0")
+        assert header[50:308] == b"plant".ljust(258, b"\0")
         assert header[322:2044] == b"a/b".ljust(1722, b"\0")
 
     def test_the_fields_of_an_index_stand_where_the_code_puts_them(self) -> None:
@@ -312,6 +314,8 @@ class TestManifest:
             until_us=3,
             created_us=0,
             closed_us=2,
+            compacted=(0,),
+            compacting=4,
         )
         manifest = Manifest(
             database="d",
@@ -327,7 +331,7 @@ class TestManifest:
         rows = {key.strip("`"): text for key, text in next(iter(tables(part("Manifest"))))}
         assert list(rows) == list(values)
         assert re.findall(r"`(\w+)`", rows["slabs"]) == list(values["slabs"][0])
-        assert title == b"siltstone-manifest 1 %08x" % crc_from(0, content)
+        assert title == b"siltstone-manifest 4 %08x" % crc_from(0, content)
 
 
 class TestSaved:

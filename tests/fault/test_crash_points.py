@@ -23,6 +23,7 @@ from siltstone.store.slab.manifest import SlabId
 from tests.support.builders import (
     NAME,
     NOW_US,
+    PATH,
     SEGMENT_BYTES,
     World,
     as_given,
@@ -130,6 +131,7 @@ def check_left(
         rows = all_rows(database)
         assert rows[: len(early)] == early
         attempt.check(as_given(rows), killed=killed)
+        assert left_over(disk) == [], "a file of a compaction stayed"
         (serial,) = database.append([NEXT]).wait().serials()
         assert serial not in seen
     for row, given in zip(rows, as_given(rows), strict=True):
@@ -139,6 +141,12 @@ def check_left(
         found = check_everything(database)
         assert [report.torn_bytes for report in database.reports] == [0]
         assert (found[:-1], as_given(found[-1:])) == (rows, [NEXT])
+
+
+def left_over(disk: MemoryFileSystem) -> list[str]:
+    """Return the names of files that a compaction left."""
+    place = PATH / "data" / NAME / "compacting"
+    return [entry.name for entry in disk.list(place)] if disk.exists(place) else []
 
 
 def nothing(attempt: Attempt) -> None:
@@ -239,6 +247,25 @@ def configure(attempt: Attempt) -> None:
     attempt.append(Row("a/1", b"1"))
 
 
+def many_frames(attempt: Attempt) -> None:
+    """Leave a sealed slab, and a full segment of small frames in the current one."""
+    for number in range(3):
+        attempt.append(Row(f"a/{number % 2}", b"%d" % number), Row("b", b"x"), Row("$SYS/a", b""))
+    attempt.database.seal()
+    attempt.written = attempt.synced = len(attempt.sent)
+    append_several(attempt)
+    fill(attempt)
+    roll(attempt)
+
+
+def compact(attempt: Attempt) -> None:
+    compaction = attempt.database.compaction
+    jobs = compaction.jobs()
+    assert [job.slab.generation for job in jobs] == [2, 1]
+    for job in jobs[:1]:
+        compaction.run(job)
+
+
 SCENARIOS: dict[str, tuple[Act, Act, dict[str, Any]]] = {
     "append": (some_rows, append_several, {}),
     "append to an empty slab": (nothing, append_unsynced, {}),
@@ -256,6 +283,7 @@ SCENARIOS: dict[str, tuple[Act, Act, dict[str, Any]]] = {
     "reclaim": (three_slabs, reclaim, {"reclaim": "delivered", "rotate_seconds": 1e6}),
     "close": (unsynced_rows, close, {}),
     "configure": (some_rows, configure, {}),
+    "compact": (many_frames, compact, {}),
 }
 
 
@@ -276,6 +304,7 @@ def test_the_store_is_sound_after_a_crash_at_any_operation(scenario: str) -> Non
         "seal what is not synced",
         "turn over",
         "drop a slab",
+        "compact",
     ],
 )
 def test_the_store_is_sound_after_a_crash_at_any_operation_of_recovery(scenario: str) -> None:

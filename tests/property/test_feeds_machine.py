@@ -150,6 +150,14 @@ class FeedMachine(RuleBasedStateMachine):
         self.database.seal()
         self.truth.generation += 1
 
+    @rule()
+    def compact(self) -> None:
+        self.database.seal()
+        self.truth.generation += 1
+        compaction = self.database.compaction
+        for job in compaction.jobs():
+            compaction.run(job)
+
     @rule(choice=numbers)
     def drop(self, choice: int) -> None:
         sealed = [info.slab for info in self.database.slabs() if info.until_us is not None]

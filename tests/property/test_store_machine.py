@@ -137,7 +137,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     # Few rules: they are switched off at random, and histories without crashes show little.
     @rule(
-        what=st.sampled_from(("seal", "drop", "sync", "refuse", "clock", "read", "filter")),
+        what=st.sampled_from(
+            ("seal", "drop", "sync", "refuse", "clock", "read", "filter", "compact")
+        ),
         number=numbers,
     )
     def tend(self, what: str, number: int) -> None:
@@ -152,6 +154,8 @@ class StoreMachine(RuleBasedStateMachine):
                 self.append_what_is_refused(number)
             case "clock":
                 self.set_the_clock((-3600.0, -1.0, 0.001, 1.0, 3600.0)[number % 5])
+            case "compact":
+                self.compact()
             case "read":
                 self.follower.read(self.reader(), (1, 2, 5, 1000)[number % 4])
             case _:
@@ -176,6 +180,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.database.seal()
         for shard in self.model.shards:
             shard.turn()
+
+    def compact(self) -> None:
+        """Compact all sealed segments; no row, serial or position changes."""
+        compaction = self.database.compaction
+        for job in compaction.jobs():
+            assert compaction.run(job) is not None
+        assert compaction.jobs() == []
 
     def drop(self, number: int) -> None:
         for slab in self.one_sealed(number):
@@ -224,7 +235,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         call_seeds=call_seeds,
         operations=st.integers(0, 12),
-        during=st.sampled_from(("append", "append", "seal", "sync", "drop", "close")),
+        during=st.sampled_from(("append", "append", "seal", "sync", "drop", "close", "compact")),
         seed=seeds,
         in_order=st.booleans(),
         killed=st.booleans(),
@@ -263,6 +274,8 @@ class StoreMachine(RuleBasedStateMachine):
                 return self.store.close
             case "seal":
                 return self.database.seal
+            case "compact":
+                return self.compact
             case _:
                 return self.database.sync
 

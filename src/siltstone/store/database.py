@@ -45,6 +45,7 @@ from siltstone.store.log.write.partition import (
     split_batch,
 )
 from siltstone.store.shard.block_log import BlockLogs
+from siltstone.store.shard.compaction import Compaction
 from siltstone.store.shard.retry_dropped import again_when_dropped
 from siltstone.store.shard.shard import Roles
 from siltstone.store.shard.shards import Shards
@@ -435,6 +436,14 @@ class Database:
         """Delete a sealed slab. Raises: UsageError for a current one, NotFoundError."""
         require_kind("slab", slab, SlabId, "a SlabId")
         self._writable().drop(slab)
+
+    @property
+    def compaction(self) -> Compaction:
+        """Rewrites sealed segments of small frames into large ones, with the same rows and serials.
+
+        Raises: UsageError if the store was opened for reading only.
+        """
+        return self._writable().compaction
 
     def enforce_retention(self) -> list[SlabId]:
         """Drop the slabs that exceed the retention by age or size; return their ids."""

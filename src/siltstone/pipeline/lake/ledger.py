@@ -164,10 +164,7 @@ def _decoded(values: Mapping[str, Any], name: str) -> Ledger:
             number=opened["batch"],
             start=_numbered(opened["start"]),
             stop=_numbered(opened["stop"]),
-            # An earlier version opened a batch without the key; its misfits were dead letters.
-            rules=rules_from_json(
-                [{"drift": "dead_letter"} | rule for rule in opened["rules"]], name
-            ),
+            rules=rules_from_json(opened["rules"], name),
         ),
     )
 

@@ -21,6 +21,7 @@ from siltstone.store.feed.position import FeedPosition
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.rows.decode import load_parts, serials_of, streams_of
 from siltstone.store.feed.settings import FeedSettings
+from siltstone.store.log.read.compacted import CompactedTable
 from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.read.scan import Span, read_frames
@@ -85,6 +86,8 @@ class _Gathering:
         Return the serial after that frame; None if all rows were added.
         """
         settings, table = self._settings, rows.table
+        if isinstance(table, CompactedTable):
+            return self._add_compacted(rows)
         numbers = np.arange(1, rows.num_rows + 1) + self.rows
         sizes = rows.row_sizes().cumsum() + self.size_bytes
         full = (numbers >= settings.read_rows) | (sizes >= settings.read_bytes)
@@ -102,6 +105,33 @@ class _Gathering:
             self.parts.append(rows)
             self.rows += rows.num_rows
             self.size_bytes += rows.size_bytes
+        return stop
+
+    def _add_compacted(self, rows: FrameRows) -> int | None:
+        """Add rows of one large frame, up to the row with which the limits are reached."""
+        settings = self._settings
+        self.frames += 1
+        if not rows.num_rows:
+            return None
+        numbers = np.arange(1, rows.num_rows + 1) + self.rows
+        sizes = rows.row_sizes().cumsum() + self.size_bytes
+        full = (numbers >= settings.read_rows) | (sizes >= settings.read_bytes)
+        stop: int | None = None
+        if full.any():
+            # The rows are in order of their serials. No later row may have an earlier time, because
+            # the rows of a batch are put in order of time.
+            times = rows.times()
+            latest = np.maximum.accumulate(times)[:-1]
+            earliest = np.minimum.accumulate(times[::-1])[::-1][1:]
+            places = np.flatnonzero((latest < earliest) & full[:-1])
+            if len(places):
+                rows = rows.slice(0, int(places[0]) + 1)
+                stop = int(rows.serials()[-1]) + 1
+        if not self.parts:
+            self.first_timestamp_us = int(rows.times().min())
+        self.parts.append(rows)
+        self.rows += rows.num_rows
+        self.size_bytes += rows.size_bytes
         return stop
 
     @property

@@ -100,9 +100,15 @@ class GenerationRecord(Record):
     def change(self, manifest: Manifest) -> Manifest:
         """Return the manifest after this record."""
         known = {slab.id: slab for slab in manifest.slabs_of(self.begun.shard)}
-        # An older slab may have been dropped or tiered since the record was prepared.
+        # An older slab may have been dropped or tiered since the record was prepared, and a segment
+        # compacted.
         ended = [
-            replace(slab, state=slab.state if before.state is SlabState.CURRENT else before.state)
+            replace(
+                slab,
+                state=slab.state if before.state is SlabState.CURRENT else before.state,
+                compacted=before.compacted,
+                compacting=before.compacting,
+            )
             for slab in self.ended
             if (before := known.get(slab.id)) is not None
         ]

@@ -74,14 +74,30 @@ class SegmentHandle:
             if self.summary is None:
                 self._edges = segment.follow()
             elif not self._load_index(segment):
-                self._edges = segment.follow(stands_to=self.summary.end_position)
+                # The index may belong to the frames before or after a compaction.
+                end = 0 if segment.is_compacted else self.summary.end_position
+                self._edges = segment.follow(stands_to=max(end, segment.synced_position))
             self._segment = segment
         return self._segment
 
+    def reopen(self) -> None:
+        """Use the files that replaced the segment and its index. From any thread.
+
+        Readers of the old segment go on with it. Raises: CorruptionError.
+        """
+        successor = SegmentHandle(self._fs, self.path)
+        successor.mark_sealed()
+        segment = successor.segment()
+        self._edges, self._producers = successor._edges, successor._producers
+        self.summary = successor.summary
+        self._segment = segment
+
     def is_replaced(self, file_bytes: int) -> bool:
-        """Return whether a larger file replaced this one: a segment without rows was too small."""
+        """Return whether another file replaced this one: a segment without rows was too small, or
+        a segment was compacted.
+        """
         segment = self._segment
-        return segment is not None and segment.header.file_bytes < file_bytes
+        return segment is not None and segment.header.file_bytes != file_bytes
 
     def edges(self) -> list[bytes]:
         """Return the learned structure at the end of the segment, as edges to apply in order."""
@@ -147,12 +163,16 @@ class SegmentHandle:
         return True
 
     def _load_index(self, segment: Segment) -> bool:
-        """Map the index file; return False if it is damaged. The caller then scans the segment."""
+        """Map the index file; return False if it is damaged or belongs to other frames of the
+        segment. The caller then scans the segment.
+        """
         path = index_path(self.path)
         try:
             with self._fs.open(path, writable=False) as file:
                 sealed = decode_index(file.map(writable=False), path)
         except CorruptionError:
+            return False
+        if sealed.revision != segment.header.revision:
             return False
         segment.index = sealed.index
         self._edges = [bytes(sealed.structure)]
@@ -279,6 +299,11 @@ class ChainWriter:
         active = 0 if self.active is None else self.active.allocated_bytes
         return self._sealed_bytes + active
 
+    def measure(self) -> None:
+        """Measure the disk space of the sealed segments again: files of them were replaced."""
+        active = self.chain.handles[-1].path.name if self.active is not None else ""
+        self._sealed_bytes = directory_bytes(self._fs, self.chain.directory, but=active)
+
     def adopt(self, writer: SegmentWriter) -> None:
         """Continue to write a recovered segment, the last one of the chain."""
         self.active = writer
@@ -361,7 +386,8 @@ def seal_segment(fs: FileSystem, segment: Segment, *, structure: bytes, producer
     kinds = {entry.name: entry.kind for entry in fs.list(path.parent)}
     if kinds.get(path.name, EntryKind.FILE) is not EntryKind.FILE:
         move_aside(fs, path)
-    data = encode_index(segment.index, structure=structure, producers=producers)
+    revision = segment.header.revision
+    data = encode_index(segment.index, structure=structure, producers=producers, revision=revision)
     replace_file(fs, path, data)
 
 

@@ -4,7 +4,8 @@
     4   4  CRC-32C of everything after it, header and stored body, seeded by the segment
     8   4  length of the frame, header included, a multiple of 8
     12  1  kind: 1 rows, 2 state, 3 hole, 4 room
-    13  1  compression of the body: 0 none, 1 zstd, 2 lz4; 3 none, and the values are in a room
+    13  1  compression of the body: 0 none, 1 zstd, 2 lz4; 3 none, and the values are in a room;
+           4 zstd in blocks
     14  2  number of sections
     16  8  first serial
     24  4  number of rows
@@ -24,6 +25,10 @@ and timestamps rise. An empty section is absent. A state frame opens each segmen
 whole learned structure and the producers. The seed is a secret of the database, so a payload cannot
 imitate a frame. A room is a range of the segment that a socket fills. The checksum of a room covers
 only its header; the frame that refers to the room has the checksum of its contents.
+
+A compacted frame has the rows of many frames, sorted by stream, then by topic, then by serial. Its
+section of serials says which row has which serial: the first serial plus this number. The serials
+of a frame are still those from its first serial on, each once.
 
 With the CRC of the head, a reader can index a frame and trust its streams and edges without reading
 its rows. The rows are checked with the whole frame when they are read. `body.py` encodes bodies.
@@ -55,6 +60,8 @@ ZSTD: Final = 1
 LZ4: Final = 2
 # The values are in a room before the frame; the last section has their position.
 APART: Final = 3
+# Blocks that are compressed one by one: the sections before the values, then the rest in pieces.
+BLOCKS: Final = 4
 
 STREAMS: Final = 1
 EDGES: Final = 2
@@ -72,7 +79,8 @@ PROPERTY_OFFSETS: Final = 13
 PROPERTIES: Final = 14
 TOPIC_INDEX: Final = 15
 VALUES_AT: Final = 16
-SECTION_MAX: Final = 16
+SERIALS: Final = 17
+SECTION_MAX: Final = 17
 
 ROWS_MAX: Final = 1 << 24
 BODY_BYTES_MAX: Final = (1 << 31) - (1 << 16)

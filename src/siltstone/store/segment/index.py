@@ -9,7 +9,7 @@ The index file `<base serial>.idx`, little endian:
 
     0   4  magic `KIDX`
     4   4  CRC-32C of everything after it
-    8   4  version, 1
+    8   4  version: 1, or 2 if the segment was compacted
     12  4  number of frames, F
     16  4  number of streams, S
     20  4  number of postings, P
@@ -19,10 +19,13 @@ The index file `<base serial>.idx`, little endian:
     48  8  length of the learned structure, L
     56  8  length of the producers, M
     64  4  CRC-32C of bytes 8 to 63: the totals can be trusted without reading the rest
-    68  4  zero
+    68  4  revision of the segment: how often it was rewritten by compaction
     72     u64[F] positions, u64[F] first serials, i64[F] first timestamps, i64[F] last timestamps,
            (u64 stream, u64 rows, u32 first posting, u32 postings)[S], u32[F] row counts,
            u32[P] frames by stream, L bytes of structure, M bytes of producers
+           version 2: then parts up to the end, (u32 id, u32 length) and that many bytes each
+
+A part with an unknown id is left out. Part 1 is the digest of the rows.
 """
 
 from __future__ import annotations
@@ -30,9 +33,10 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -50,6 +54,9 @@ from siltstone.store.segment.table import (
 
 MAGIC: Final = b"KIDX"
 VERSION: Final = 1
+COMPACTED_VERSION: Final = 2
+DIGEST: Final = 1
+_PART: Final = struct.Struct("<II")
 _HEADER: Final = struct.Struct("<4sIIIIIQQQQQ")
 _HEADER_CRC: Final = struct.Struct("<II")
 SUMMARY_BYTES: Final = _HEADER.size + _HEADER_CRC.size
@@ -68,6 +75,7 @@ class SegmentSummary:
     next_serial: int
     end_position: int
     frame_count: int
+    revision: int = 0
 
 
 class Frames(NamedTuple):
@@ -263,15 +271,26 @@ class SegmentIndex:
         )
 
 
-def encode_index(index: SegmentIndex, *, structure: bytes, producers: bytes) -> bytes:
-    """Build the index file of a segment that accepts no more frames."""
+def encode_index(
+    index: SegmentIndex,
+    *,
+    structure: bytes,
+    producers: bytes,
+    revision: int = 0,
+    parts: Mapping[int, bytes] = MappingProxyType({}),
+) -> bytes:
+    """Build the index file of a segment that accepts no more frames.
+
+    `revision` is that of the segment. Only the index of a compacted segment has parts.
+    """
     postings = array("I")
     streams = bytearray()
     for stream_id in sorted(index.stream_rows):
         frames = index.frames_of(stream_id)
         streams += _STREAM.pack(stream_id, index.stream_rows[stream_id], len(postings), len(frames))
         postings.extend(frames)
-    parts = [
+    assert revision or not parts
+    content = [
         bytes(memoryview(array("Q", index.positions))),
         bytes(memoryview(array("Q", index.serials))),
         bytes(memoryview(array("q", index.first_times))),
@@ -281,11 +300,12 @@ def encode_index(index: SegmentIndex, *, structure: bytes, producers: bytes) -> 
         bytes(memoryview(postings)),
         structure,
         producers,
+        *(_PART.pack(part, len(data)) + data for part, data in parts.items()),
     ]
     header = _HEADER.pack(
         MAGIC,
         0,
-        VERSION,
+        COMPACTED_VERSION if revision else VERSION,
         index.frame_count,
         len(index.stream_rows),
         len(postings),
@@ -295,7 +315,8 @@ def encode_index(index: SegmentIndex, *, structure: bytes, producers: bytes) -> 
         len(structure),
         len(producers),
     )
-    data = b"".join([header, _HEADER_CRC.pack(crc32c(header[8:]), 0), *parts])
+    head = _HEADER_CRC.pack(_header_crc(header, revision), revision)
+    data = b"".join([header, head, *content])
     return data[:4] + crc32c(data[8:]).to_bytes(4, "little") + data[8:]
 
 
@@ -304,13 +325,24 @@ def decode_summary(header: bytes, path: PurePath) -> SegmentSummary:
     if len(header) < SUMMARY_BYTES:
         raise CorruptionError("the index is too short", path=path)
     fields = _HEADER.unpack_from(header)
-    if fields[0] != MAGIC or fields[2] != VERSION:
+    if fields[0] != MAGIC or fields[2] not in (VERSION, COMPACTED_VERSION):
         raise CorruptionError("the file is not an index, or has an unknown version", path=path)
-    if _HEADER_CRC.unpack_from(header, _HEADER.size) != (crc32c(header[8 : _HEADER.size]), 0):
+    crc, revision = _HEADER_CRC.unpack_from(header, _HEADER.size)
+    matches = crc == _header_crc(header[: _HEADER.size], revision)
+    if not matches or (revision > 0) != (fields[2] == COMPACTED_VERSION):
         raise CorruptionError("the header of the index does not match its checksum", path=path)
     return SegmentSummary(
-        first_serial=fields[6], next_serial=fields[7], end_position=fields[8], frame_count=fields[3]
+        first_serial=fields[6],
+        next_serial=fields[7],
+        end_position=fields[8],
+        frame_count=fields[3],
+        revision=revision,
     )
+
+
+def _header_crc(header: bytes, revision: int) -> int:
+    crc: int = crc32c(header[8:])
+    return crc32c(revision.to_bytes(4, "little"), crc) if revision else crc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,6 +352,8 @@ class SealedIndex:
     index: SegmentIndex
     structure: memoryview
     producers: memoryview
+    revision: int
+    parts: Mapping[int, bytes]
 
 
 def decode_index(view: memoryview, path: PurePath) -> SealedIndex:
@@ -338,7 +372,7 @@ def decode_index(view: memoryview, path: PurePath) -> SealedIndex:
         + structure_bytes
         + producers_bytes
     )
-    if len(view) != expected:
+    if len(view) != expected and (summary.revision == 0 or len(view) < expected):
         raise CorruptionError(f"the index must have {expected} bytes, found {len(view)}", path=path)
     cut = _Cutter(view, SUMMARY_BYTES)
     index = SegmentIndex(first_serial=summary.first_serial, end_position=summary.end_position)
@@ -356,8 +390,22 @@ def decode_index(view: memoryview, path: PurePath) -> SealedIndex:
     index.next_serial = summary.next_serial
     index.frame_count = frames
     return SealedIndex(
-        index=index, structure=cut.take(structure_bytes), producers=cut.take(producers_bytes)
+        index=index,
+        structure=cut.take(structure_bytes),
+        producers=cut.take(producers_bytes),
+        revision=summary.revision,
+        parts=_decode_parts(view, expected),
     )
+
+
+def _decode_parts(view: memoryview, position: int) -> dict[int, bytes]:
+    parts: dict[int, bytes] = {}
+    while position + _PART.size <= len(view):
+        part, length = _PART.unpack_from(view, position)
+        position += _PART.size
+        parts[part] = bytes(view[position : position + length])
+        position += length
+    return parts
 
 
 class _Cutter:

@@ -1,7 +1,7 @@
 """One mapped file of frames: its header, and how it is read.
 
     0     4  magic `KASK`
-    4     4  version, 1
+    4     4  version: 1, or 2 if the segment was compacted
     8     8  size of the file
     16    8  base serial: that of the first row
     24    4  shard
@@ -10,6 +10,7 @@
     40    4  seed of the frames' CRCs
     44    4  layout, 1 = log
     48    2  length of the database's name, then the name in UTF-8
+    308   4  revision: 0, or how often the file was rewritten by compaction
     312   8  salt of the database, 0 if it is unknown
     320   2  length of the topic's name, 0 except in topic logs; then the name in UTF-8
     2044  4  CRC-32C of bytes 0 to 2043
@@ -52,10 +53,11 @@ from siltstone.store.segment.frame import (
 from siltstone.store.segment.index import SegmentIndex
 from siltstone.store.segment.table import FrameTable, are_plain, column_of, frame_positions
 from siltstone.store.segment.view import FrameView, open_frame
-from siltstone.store.segment.walker import CHECKSUM, FrameWalk
+from siltstone.store.segment.walker import CHECKSUM, MISSING, FrameWalk
 
 MAGIC: Final = b"KASK"
 VERSION: Final = 1
+COMPACTED_VERSION: Final = 2
 # Frames are indexed many at a time; a few at the end, and unusual ones, one by one.
 _INDEXED: Final = 1 << 14
 _WALKED: Final = 16
@@ -69,6 +71,7 @@ NAME_BYTES_MAX: Final = 255
 _FIXED: Final = struct.Struct("<4sIQQIIqIIH")
 _CRC_OFFSET: Final = 2044
 _ORIGIN: Final = struct.Struct("<QH")
+_REVISION_OFFSET: Final = 308
 _ORIGIN_OFFSET: Final = 312
 TOPIC_BYTES_MAX: Final = _CRC_OFFSET - _ORIGIN_OFFSET - _ORIGIN.size
 VISIBLE: Final = 2048 // 8
@@ -92,6 +95,8 @@ class SegmentHeader:
     # Needed to rebuild a lost manifest. Segments of earlier versions have neither.
     salt: int = 0
     topic: str = ""
+    # How often compaction rewrote the file: the rows are the same, the frames are others.
+    revision: int = 0
 
     def encode(self, *, end: int) -> bytes:
         """Return the first 4 KiB of a file whose frames are synced and visible up to `end`."""
@@ -102,7 +107,7 @@ class SegmentHeader:
             data,
             0,
             MAGIC,
-            VERSION,
+            COMPACTED_VERSION if self.revision else VERSION,
             self.file_bytes,
             self.base_serial,
             self.shard,
@@ -120,6 +125,7 @@ class SegmentHeader:
         _ORIGIN.pack_into(data, _ORIGIN_OFFSET, self.salt, len(topic))
         start = _ORIGIN_OFFSET + _ORIGIN.size
         data[start : start + len(topic)] = topic
+        struct.pack_into("<I", data, _REVISION_OFFSET, self.revision)
         struct.pack_into("<I", data, _CRC_OFFSET, crc32c(bytes(data[:_CRC_OFFSET])))
         struct.pack_into("<Q", data, VISIBLE * 8, end)
         struct.pack_into("<Q", data, SYNCED * 8, end)
@@ -136,7 +142,9 @@ class SegmentHeader:
                 "the header of the segment does not match its checksum", path=path
             )
         fields = _FIXED.unpack_from(view)
-        if fields[1] != VERSION or fields[8] != LAYOUT_LOG:
+        (revision,) = struct.unpack_from("<I", view, _REVISION_OFFSET)
+        version = COMPACTED_VERSION if revision else VERSION
+        if fields[1] != version or fields[8] != LAYOUT_LOG:
             raise CorruptionError(f"unknown version {fields[1]} of a segment", path=path)
         if fields[2] != len(view):
             reason = f"segment has {len(view)} bytes instead of {fields[2]}"
@@ -154,6 +162,7 @@ class SegmentHeader:
             seed=fields[7],
             salt=salt,
             topic=bytes(view[topic_at : topic_at + topic_bytes]).decode(),
+            revision=revision,
         )
 
 
@@ -181,6 +190,8 @@ class Segment:
         self.cells = view[:SEGMENT_HEADER_BYTES].cast("Q")
         # The error of the first invalid frame before the expected end, if there is one.
         self.damage: CorruptionError | None = None
+        # A compacted frame that a reader will probably read further.
+        self.kept: tuple[int, FrameTable] | None = None
 
     @property
     def visible_position(self) -> int:
@@ -201,8 +212,20 @@ class Segment:
         """Return the reserved serial, limited to plausible values: no checksum covers it."""
         return min(self.reserved_serial, self.index.next_serial + RESERVE_REACH)
 
+    @property
+    def is_compacted(self) -> bool:
+        """Whether the frames were rewritten by compaction."""
+        return self.header.revision > 0
+
     def frame(self, number: int) -> FrameView:
         """Open a frame; its checksum is verified the first time. Raises: CorruptionError."""
+        return self.open_frame(self.index.positions[number], self.checked_header(number))
+
+    def checked_header(self, number: int) -> FrameHeader:
+        """Return the header of a frame whose checksum is verified the first time.
+
+        Raises: CorruptionError.
+        """
         index = self.index
         position = index.positions[number]
         header = self.header_at(position, self.header.file_bytes)
@@ -221,7 +244,7 @@ class Segment:
                     "the frame does not match the index", path=self.path, offset=position
                 )
             index.verified[number] = 1
-        return self.open_frame(position, header)
+        return header
 
     def open_frames(self, numbers: Sequence[int]) -> Iterator[FrameView | FrameTable]:
         """Open frames in order, plain ones many at a time. Raises: CorruptionError."""
@@ -334,6 +357,19 @@ class Segment:
         if problem and position < stands_to:
             self.damage = CorruptionError(problem, path=self.path, offset=position)
         return edges
+
+    def index_headers(self) -> None:
+        """Index the frames of a compacted segment by their headers alone, if that was not done.
+
+        A frame is checked when it is opened. Its streams are not in the index. A reader of a few
+        frames, which has no index file, need not read the whole file. Raises: CorruptionError.
+        """
+        index = self.index
+        while index.end_position < self.synced_position:
+            header = self.header_at(index.end_position, self.synced_position)
+            if header is None or header.first_serial < index.next_serial:
+                raise CorruptionError(MISSING, path=self.path, offset=index.end_position)
+            index.add(index.end_position, header, ())
 
     def index_frames(
         self, edges: list[bytes], producers: list[bytes], *, limit: int, trusted_to: int = 0

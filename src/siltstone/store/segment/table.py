@@ -78,6 +78,9 @@ class FrameTable:
     in the segment, or -1 for an absent section.
     """
 
+    # Whether the serial of a row is the first serial of its frame plus its number.
+    in_serial_order = True
+
     def __init__(self, view: memoryview, buffer: pa.Buffer, positions: Ints, limit: int) -> None:
         """Read the heads of the frames at these positions, up to the first that does not belong
         into a table: a damaged, compressed or unknown one, or one that ends behind the limit. The
@@ -224,9 +227,13 @@ class FrameTable:
 
     def sections(self, section_id: int) -> list[bytes]:
         """Return this section of the frames that have it."""
-        starts = self.offsets[section_id]
+        return self.part_sections(section_id, 0, len(self))
+
+    def part_sections(self, section_id: int, first: int, last: int) -> list[bytes]:
+        """Return this section of those frames from `first` to `last` that have it."""
+        starts = self.offsets[section_id][first:last]
         held = starts >= 0
-        stops = starts + self.lengths[section_id]
+        stops = starts + self.lengths[section_id][first:last]
         return [
             bytes(self.view[start:stop])
             for start, stop in zip(starts[held].tolist(), stops[held].tolist(), strict=True)
@@ -244,6 +251,11 @@ class FrameTable:
         held = np.zeros(len(self), np.bool_)
         held[directory.frames[directory.stream_ids == np.uint64(stream_id)]] = True
         return None if held.all() else int(self.positions[held.argmin()])
+
+    def serials(self, frames: Ints, items: Ints) -> Ints:
+        """Return the serial of each row, which is a pair of a frame and a number."""
+        found: Ints = self.first_serials[frames] + items
+        return found
 
     def stream_end(self, frame: int, stream_id: int) -> int:
         """Return the serial after the last row of a stream in a frame."""

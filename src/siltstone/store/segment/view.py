@@ -10,6 +10,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Final, Literal
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from siltstone.scalars import scalar
 from siltstone.store.segment.frame import (
     APART,
+    BLOCKS,
     BODY_BYTES_MAX,
     FLAGS,
     HEADER_BYTES,
@@ -28,6 +30,7 @@ from siltstone.store.segment.frame import (
     PUBLISHER_INDEX,
     PUBLISHER_OFFSETS,
     PUBLISHERS,
+    SERIALS,
     TIMESTAMPS,
     TOPIC_INDEX,
     TOPIC_OFFSETS,
@@ -51,6 +54,9 @@ _OFFSET_TYPES: Final = {1: pa.uint8(), 2: pa.int16(), 4: pa.int32()}
 _INDEX_CODES: Final[dict[int, Literal["b", "h", "i"]]] = {1: "b", 2: "h", 4: "i"}
 _OFFSET_CODES: Final[dict[int, Literal["B", "h", "i"]]] = {1: "B", 2: "h", 4: "i"}
 _STORED: Final = struct.Struct("<Q")
+# Bytes of the first block, bytes of the others, number of blocks.
+_BLOCKS: Final = struct.Struct("<III4x")
+BLOCK_BYTES: Final = 1 << 17
 
 
 def compress(body: bytes, compression: int) -> bytes:
@@ -59,6 +65,62 @@ def compress(body: bytes, compression: int) -> bytes:
         return body
     packed: bytes = pa.Codec(CODECS[compression]).compress(body, asbytes=True)
     return _STORED.pack(len(packed)) + packed + bytes(-len(packed) % 8)
+
+
+def compress_blocks(body: bytes, first: int) -> bytes:
+    """Compress a body in blocks: the first bytes, and the rest in pieces of the same size.
+
+    A reader decompresses only the blocks that it needs.
+    """
+    codec = pa.Codec(CODECS[ZSTD])
+    bounds = [0, *range(first, len(body), BLOCK_BYTES), len(body)]
+    view = memoryview(body)
+    packed = [codec.compress(view[start:stop], asbytes=True) for start, stop in pairwise(bounds)]
+    sizes = b"".join(len(part).to_bytes(4, "little") for part in packed)
+    stored = b"".join([_BLOCKS.pack(first, BLOCK_BYTES, len(packed)), sizes, *packed])
+    return stored + bytes(-len(stored) % 8)
+
+
+class Blocks:
+    """The compressed blocks of a body."""
+
+    def __init__(self, stored: memoryview, body_bytes: int) -> None:
+        """Find the blocks. Raises: FrameFormatError."""
+        if len(stored) < _BLOCKS.size:
+            raise FrameFormatError("the compressed body is cut short")
+        self.first, self.size, count = _BLOCKS.unpack_from(stored)
+        self._stored = stored
+        self._body_bytes = body_bytes
+        place = _BLOCKS.size + 4 * count
+        if not 0 < self.first <= body_bytes <= BODY_BYTES_MAX or self.size == 0:
+            raise FrameFormatError("the blocks are invalid")
+        if count != 1 + -(-(body_bytes - self.first) // self.size) or place > len(stored):
+            raise FrameFormatError("the compressed body is cut short")
+        ends = accumulate(stored[_BLOCKS.size : place].cast("I"), initial=place)
+        self._places = list(pairwise(ends))
+        if self._places[-1][1] > len(stored):
+            raise FrameFormatError("the compressed body is cut short")
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self._places)
+
+    def range_of(self, number: int) -> tuple[int, int]:
+        """Return where a block is in the body."""
+        if number == 0:
+            return 0, self.first
+        start = self.first + (number - 1) * self.size
+        return start, min(start + self.size, self._body_bytes)
+
+    def fill(self, number: int, body: memoryview) -> None:
+        """Decompress a block to its place in the body. Raises: FrameFormatError."""
+        start, stop = self.range_of(number)
+        begin, end = self._places[number]
+        try:
+            found = pa.Codec(CODECS[ZSTD]).decompress(self._stored[begin:end], stop - start)
+        except (OSError, pa.ArrowInvalid) as exc:
+            raise FrameFormatError("the body cannot be decompressed") from exc
+        body[start:stop] = memoryview(found).cast("B")
 
 
 class FrameView:
@@ -91,11 +153,21 @@ class FrameView:
         return None
 
     def serial_of(self, row: int) -> int:
-        """Return the serial of a row; for the number after the last row, the serial after it."""
+        """Return the serial of a row; for the number after the last row, the serial after it.
+
+        Not for a row of a compacted frame with several streams.
+        """
+        assert self.in_serial_order or row == self.header.row_count
         return self.header.first_serial + row
+
+    @property
+    def in_serial_order(self) -> bool:
+        """Whether the serial of a row is the first serial plus its number."""
+        return self.table.offsets[SERIALS] < 0
 
     def serials_at(self, rows: Sequence[int]) -> Sequence[int]:
         """Return the serials of these rows."""
+        assert self.in_serial_order
         first = self.header.first_serial
         if isinstance(rows, range):
             return range(first + rows.start, first + rows.stop)
@@ -103,6 +175,7 @@ class FrameView:
 
     def rows_in(self, serials: range) -> range:
         """Return the numbers of the rows with these serials."""
+        assert self.in_serial_order
         first = self.header.first_serial
         start = max(0, serials.start - first)
         return range(start, max(start, min(self.header.row_count, serials.stop - first)))
@@ -299,6 +372,12 @@ def _open_apart(
 
 
 def _expand(stored: memoryview, header: FrameHeader) -> pa.Buffer:
+    if header.compression == BLOCKS:
+        blocks = Blocks(stored, header.body_bytes)
+        body = bytearray(header.body_bytes)
+        for number in range(len(blocks)):
+            blocks.fill(number, memoryview(body))
+        return pa.py_buffer(body)
     if header.compression not in CODECS or not 0 < header.body_bytes <= BODY_BYTES_MAX:
         raise FrameFormatError("unknown compression")
     if len(stored) < _STORED.size:

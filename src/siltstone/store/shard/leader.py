@@ -200,6 +200,18 @@ class LeaderShard:
         # It was dropped at this moment.
         return 0
 
+    def measure(self, slab: SlabId) -> None:
+        """Measure the disk space of a slab again: its files were replaced."""
+        queue, leading = self._queue, self._leading
+        if leading is None:
+            return
+        if queue is not None and queue.committer.slab.id == slab:
+            queue.committer.measure()
+        with self._lock, suppress(NotFoundError):
+            if slab in self._sealed_bytes:
+                directory = slab_directory(leading.directory, slab)
+                self._sealed_bytes[slab] = directory_bytes(leading.fs, directory)
+
     def used_bytes(self) -> int:
         """Return the disk space of the shard in bytes; 0 if it is not open."""
         queue = self._queue

@@ -29,6 +29,7 @@ from siltstone.store.log.records import SettingsRecord
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.slab_names import check_open
 from siltstone.store.log.write.committer import OnStored
+from siltstone.store.shard.compaction import Compaction, settle
 from siltstone.store.shard.leader import WARM_SHARDS, LeaderShard, Leading, Listeners
 from siltstone.store.shard.manifest_change import ManifestChange
 from siltstone.store.shard.reader import ReaderShard
@@ -109,6 +110,7 @@ class Shards:
         self._upkeep = Upkeep(self._leading, self._leaders)
         self._topics = set(file.current.logs)
         self._adopt(file.current)
+        settle(self._leading, self._leaders)
         self._upkeep.finish_drops()
         file.keep_reserve()
         self._open_shards()
@@ -130,6 +132,14 @@ class Shards:
     def follows(self) -> bool:
         """Whether other processes write shards that this process reads."""
         return not self._roles.leads_all
+
+    @property
+    def compaction(self) -> Compaction:
+        """Compacts segments of the led shards. Raises: UsageError, ClosedError."""
+        if self._leading is None:
+            raise UsageError("the store was opened for reading only")
+        check_open(closed=self._closing)
+        return Compaction(self._leading, self._leaders)
 
     @property
     def upkeep(self) -> Upkeep:

@@ -3,7 +3,8 @@
     line 1  `siltstone-manifest <version> <CRC-32C of the rest, 8 hex digits>`
     rest    JSON
 
-Version 2 means that a journal exists too, with the topic logs that were added since.
+Version 2 means that a journal exists too, with the topic logs that were added since. Version 4
+means that a segment is compacted.
 
 A slab exists when the manifest names it. A slab whose removal has begun is listed under `dropping`:
 the next start finishes the removal after a crash, and nothing else is ever removed. Replacing the
@@ -55,11 +56,14 @@ MANIFEST: Final = "manifest"
 RESERVE: Final = "reserve"
 # The directory of lock files, if several processes lead shards of the database.
 LEADERS: Final = "leaders"
+# The directory of segments that are being compacted.
+COMPACTING: Final = "compacting"
 RESERVE_BYTES: Final = 64 * 1024
 # The usual size of a slab, or of the name of a topic log, in the file.
 _RECORD_BYTES: Final = 192
 _TITLE: Final = b"siltstone-manifest 1 "
 _TITLE_WITH_JOURNAL: Final = b"siltstone-manifest 2 "
+_TITLE_COMPACTED: Final = b"siltstone-manifest 4 "
 
 
 class SlabState(Enum):
@@ -100,6 +104,10 @@ class SlabRecord:
     first_serial: int = 0
     until_serial: int | None = None
     closed_us: int | None = None
+    # The base serials of the compacted segments, in order, and that of a segment that is just being
+    # replaced, or was when a crash happened.
+    compacted: tuple[int, ...] = ()
+    compacting: int | None = None
 
     @property
     def id(self) -> SlabId:
@@ -110,7 +118,7 @@ class SlabRecord:
         """Return JSON values."""
         # Written out, because `asdict` takes ten times as long, and there may be thousands of
         # slabs.
-        fields = {
+        fields: dict[str, Any] = {
             "shard": self.shard,
             "generation": self.generation,
             "state": self.state.value,
@@ -123,12 +131,17 @@ class SlabRecord:
         if self.closed_us is not None:
             # Versions before 0.2.0 do not know this field.
             fields["closed_us"] = self.closed_us
+        if self.compacted:
+            fields["compacted"] = list(self.compacted)
+        if self.compacting is not None:
+            fields["compacting"] = self.compacting
         return fields
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SlabRecord:
         """Create a record from JSON values."""
-        return cls(**{**values, "state": SlabState(values["state"])})
+        compacted = tuple(values.get("compacted", ()))
+        return cls(**{**values, "state": SlabState(values["state"]), "compacted": compacted})
 
     @property
     def ended_us(self) -> int | None:
@@ -195,6 +208,9 @@ class Manifest:
         ]
         data = ("{\n " + ",\n ".join(parts) + "\n}\n").encode()
         title = _TITLE_WITH_JOURNAL if self.has_journal else _TITLE
+        if any(slab.compacted or slab.compacting is not None for slab in self.slabs):
+            assert not self.has_journal, "topic logs are not compacted"
+            title = _TITLE_COMPACTED
         return title + b"%08x\n" % crc32c(data) + data
 
     @classmethod
@@ -202,7 +218,8 @@ class Manifest:
         """Read the file. Raises: CorruptionError."""
         title, _, content = data.partition(b"\n")
         checksum = b"%08x" % crc32c(content)
-        if title not in (_TITLE + checksum, _TITLE_WITH_JOURNAL + checksum):
+        known = (_TITLE, _TITLE_WITH_JOURNAL, _TITLE_COMPACTED)
+        if title not in [each + checksum for each in known]:
             raise CorruptionError("the manifest does not match its checksum", path=path)
         values: dict[str, Any] = json.loads(content)
         return cls(

@@ -19,7 +19,7 @@ import json
 import secrets
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -183,14 +183,14 @@ def read_slabs(engine: Engine) -> dict[SlabId, SlabRecord]:
     records = {}
     for _, stored in _items(engine, _SLAB):
         values: dict[str, Any] = json.loads(stored)
-        record = SlabRecord(**(values | {"state": SlabState(values["state"])}))
+        record = SlabRecord.from_json(values)
         records[record.id] = record
     return records
 
 
 def put_slab(changes: Changes, record: SlabRecord) -> None:
     """Store the record of a slab."""
-    values = json.dumps(asdict(record) | {"state": record.state.value}).encode()
+    values = json.dumps(record.to_json() | {"closed_us": record.closed_us}).encode()
     changes.put(DEFAULT_FAMILY, _slab_key(_SLAB, record.id), values)
 
 

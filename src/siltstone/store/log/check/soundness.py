@@ -10,6 +10,7 @@ import struct
 from collections.abc import Mapping
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -31,6 +32,7 @@ from siltstone.store.segment.frame import (
     ROWS,
     SECTION,
     SECTION_MAX,
+    SERIALS,
     STREAMS,
     TIMESTAMPS,
     TOPIC_INDEX,
@@ -65,8 +67,10 @@ _WIDTHS: Final[Mapping[int, tuple[int, ...]]] = {
     PROPERTIES: (1,),
     TOPIC_INDEX: _INDEX_WIDTHS,
     VALUES_AT: (PLACE.size,),
+    SERIALS: (2, 4),
 }
 _TOPICS_REMEMBERED: Final = 100_000
+_NARROW: Final = 2
 
 
 class UnsoundError(ValueError):
@@ -224,12 +228,31 @@ def _check_times(frame: FrameView) -> None:
         (bounds["min"], bounds["max"]) == (header.first_timestamp_us, header.last_timestamp_us),
         "the first or last timestamp does not match the header",
     )
+    if (serials := frame.section(SERIALS)) is not None:
+        _check_serials(frame, serials, times)
+        return
     falls = pc.indices_nonzero(pc.less_equal(times.slice(1), times.slice(0, rows - 1)))
     starts = {entry[1] for entry in frame.directory()}
     _require(
         all(place + 1 in starts for place in falls.to_pylist()),
         "the timestamps of a stream must increase",
     )
+
+
+def _check_serials(frame: FrameView, section: memoryview, times: pa.Array) -> None:
+    """Check the serials of a compacted frame, and the times in their order."""
+    width = frame.table.widths[SERIALS]
+    rows = frame.header.row_count
+    serials = np.frombuffer(section, np.uint16 if width == _NARROW else np.uint32)
+    _require(
+        len(serials) == rows and bool((np.sort(serials) == np.arange(rows)).all()),
+        "the serials of the frame must occur once each",
+    )
+    moments = np.frombuffer(times.buffers()[1], np.int64, rows, 8 * times.offset)
+    for stream_id, start, count, _, _ in frame.directory():
+        order = np.argsort(serials[start : start + count])
+        rising = np.diff(moments[start : start + count][order]) > 0
+        _require(bool(rising.all()), f"the timestamps of a stream must increase: {stream_id=}")
 
 
 class TopicRules:

@@ -10,7 +10,8 @@ from siltstone.fs.api import FileSystem
 from siltstone.store.log.check.findings import Expected, Finding, Survey
 from siltstone.store.log.check.soundness import TopicRules
 from siltstone.store.log.check.walk import Walk
-from siltstone.store.segment.index import SealedIndex, SegmentIndex, decode_index
+from siltstone.store.log.read.columns import digest_of
+from siltstone.store.segment.index import DIGEST, SealedIndex, SegmentIndex, decode_index
 from siltstone.store.segment.segment import SEGMENT_HEADER_BYTES, Segment, open_segment
 from siltstone.store.segment.sift import index_path
 
@@ -32,6 +33,8 @@ def survey_segment(fs: FileSystem, path: PurePath, expected: Expected, rules: To
     if expected.before is not None:
         survey.last_timestamp_us = expected.before.last_timestamp_us
     survey.sealed, survey.index_problem = load_index(fs, path)
+    if survey.sealed is not None and survey.sealed.revision != segment.header.revision:
+        survey.sealed, survey.index_problem = None, "the index belongs to other frames"
     with fs.open(path, writable=False) as file:
         data_end = file.data_end(SEGMENT_HEADER_BYTES)
     Walk(survey, segment, rules, data_end).run()
@@ -78,10 +81,19 @@ def _judge_index(survey: Survey, found: SegmentIndex) -> None:
             survey.index_problem = "the index is missing"
     elif not survey.damages and not survey.index_problem:
         survey.index_problem = _difference(survey, survey.sealed, found)
+        if not survey.index_problem:
+            _check_digest(survey, survey.sealed)
     if survey.index_problem:
         survey.findings.append(
             Finding(path=index_path(survey.path), offset=0, problem=survey.index_problem)
         )
+
+
+def _check_digest(survey: Survey, sealed: SealedIndex) -> None:
+    """Compare the rows with those that the segment had before it was compacted."""
+    digest, segment = sealed.parts.get(DIGEST), survey.segment
+    if digest is not None and segment is not None and digest_of(segment) != digest:
+        survey.damage(0, "the rows are not those that the segment had before it was compacted")
 
 
 def _difference(survey: Survey, sealed: SealedIndex, found: SegmentIndex) -> str:

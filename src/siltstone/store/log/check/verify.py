@@ -29,6 +29,7 @@ from siltstone.store.segment.segment import segment_path
 from siltstone.store.segment.sift import index_path, list_segments
 from siltstone.store.slab.added_logs import is_journal, journal_path
 from siltstone.store.slab.manifest import (
+    COMPACTING,
     LEADERS,
     MANIFEST,
     RESERVE,
@@ -255,7 +256,7 @@ class _Check:
             elif is_journal(entry.name):
                 if not manifest.has_journal or path != journal:
                     self._find(path, _LEFT_BY_A_CRASH, "note")
-            elif entry.name not in (MANIFEST, RESERVE, MARKS, LEADERS):
+            elif entry.name not in (MANIFEST, RESERVE, MARKS, LEADERS, COMPACTING):
                 self._stranger(path)
 
     def _shard_strangers(self, path: PurePath, generations: set[str], given_up: set[str]) -> None:

@@ -78,6 +78,12 @@ class FrameRows:
         """Return the rows from start to stop."""
         return self.pick(slice(start, stop))
 
+    def in_serial_order(self) -> FrameRows:
+        """Return the rows in order of their serials."""
+        if self.table.in_serial_order:
+            return self
+        return self.pick(np.argsort(self.serials(), kind="stable"))
+
     def in_time_order(self) -> FrameRows:
         """Return the rows in order of time; rows of the same time keep their order."""
         times = self.times()
@@ -198,8 +204,7 @@ class FrameRows:
 
     def serials(self) -> Ints:
         """Return the serial of each row."""
-        found: Ints = self.table.first_serials[self.frames] + self.items
-        return found
+        return self.table.serials(self.frames, self.items)
 
     def times(self) -> Ints:
         """Return the timestamp of each row, in µs."""
@@ -265,11 +270,15 @@ class FrameRows:
 
 def all_rows(slab: SlabId, table: FrameTable) -> FrameRows:
     """Return all rows of a table."""
-    return FrameRows(slab, table, *spread(table.row_counts))
+    return FrameRows(slab, table, *spread(table.row_counts)).in_serial_order()
 
 
 def wanted_rows(slab: SlabId, table: FrameTable, streams: Mapping[int, TopicTest]) -> FrameRows:
-    """Return the rows of these streams that have the wanted topics."""
+    """Return the rows of these streams that have the wanted topics, in order of their serials."""
+    return _wanted_rows(slab, table, streams).in_serial_order()
+
+
+def _wanted_rows(slab: SlabId, table: FrameTable, streams: Mapping[int, TopicTest]) -> FrameRows:
     directory = table.directory()
     ids, kinds = np.unique(directory.stream_ids, return_inverse=True)
     names = ids.tolist()

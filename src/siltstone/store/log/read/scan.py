@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from siltstone.errors import CorruptionError
 from siltstone.scalars import scalar
+from siltstone.store.log.read.compacted import compacted_frames
 from siltstone.store.log.read.frame_rows import FrameRows, wanted_rows
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.slab import Slab
@@ -246,16 +247,29 @@ def _stream_parts(
         numbers = frames[begin : min(begin + _LISTED_MAX, stop)]
         for found in read_frames(segment, numbers, each, rows_first):
             if isinstance(found, FrameTable):
-                _check_stream(segment, found.without_stream(stream_id))
-                rows = wanted_rows(slab.id, found, {stream_id: selector})
-                yield rows.within(range(serial, ALL_SERIALS.stop)).in_span(span.since_us, None)
+                # All rows of these frames are before the end of the span.
+                since = Span(since_us=span.since_us)
+                yield _stream_rows(slab, segment, found, serial, since, selector)
             else:
                 yield _stream_piece(slab, segment, found, serial, span, selector)
     for number in frames[max(start, stop) : count]:
         if _is_behind(index, number, span):
             yield None
             return
-        yield _stream_piece(slab, segment, segment.frame(number), serial, span, selector)
+        for found in read_frames(segment, [number], each, rows_first, single=True):
+            if isinstance(found, FrameTable):
+                yield _stream_rows(slab, segment, found, serial, span, selector)
+                yield None
+                return
+            yield _stream_piece(slab, segment, found, serial, span, selector)
+
+
+def _stream_rows(
+    slab: Slab, segment: Segment, table: FrameTable, serial: int, span: Span, selector: Selector
+) -> FrameRows:
+    _check_stream(segment, table.without_stream(selector.stream.id))
+    rows = wanted_rows(slab.id, table, {selector.stream.id: selector})
+    return rows.within(range(serial, ALL_SERIALS.stop)).in_span(span.since_us, span.until_us)
 
 
 def _check_stream(segment: Segment, without: int | None) -> None:
@@ -392,17 +406,26 @@ def read_slab(
 
 
 def read_frames(
-    segment: Segment, numbers: Sequence[int], rows_per_piece: int, rows_first: int = FIRST_ROWS
+    segment: Segment,
+    numbers: Sequence[int],
+    rows_per_piece: int,
+    rows_first: int = FIRST_ROWS,
+    *,
+    single: bool = False,
 ) -> Iterator[FrameView | FrameTable]:
-    """Open frames of a segment, in order: small ones many at a time.
+    """Open frames of a segment, in order: small ones many at a time, compacted ones as tables of
+    one frame. With `single`, small frames are opened one by one too.
 
     `rows_per_piece` says how many rows are wanted of a frame, of each stream. A caller that needs
     fewer rows than usual at first says so with `rows_first`.
 
     Raises: CorruptionError.
     """
+    if segment.is_compacted:
+        yield from compacted_frames(segment, numbers)
+        return
     for group, small in segment.index.groups(numbers, rows_per_piece, rows_first):
-        if small:
+        if small and not single:
             yield from segment.open_frames(group)
         else:
             for number in group:
@@ -481,20 +504,32 @@ def _count_span(slab: Slab, segment: Segment, matches: Sequence[Match], span: Sp
     end = bisect_left(index.first_times, until_us, 0, frames)
     selectors = {match.stream.id: Selector(match) for match in matches}
     cut = (*range(index.frame_at_time(span.since_us), min(first, end)), *range(last, end))
-    return sum(index.row_counts[first:last]) + sum(
-        piece.num_rows
-        for number in cut
-        for piece in _frame_pieces(slab, selectors, segment.frame(number), span, None)
-    )
+    counted = sum(index.row_counts[first:last])
+    return counted + _count_in(slab, segment, cut, selectors, span)
 
 
 def _count_frames(slab: Slab, segment: Segment, matches: Sequence[Match], span: Span) -> int:
     selectors = {match.stream.id: Selector(match) for match in matches}
-    total = 0
     frames = segment.index.frames_for(
         selectors, ALL_SERIALS, since_us=span.since_us, until_us=span.until_us
     )
-    for number in frames.numbers:
-        for piece in _frame_pieces(slab, selectors, segment.frame(number), span, None):
-            total += piece.num_rows
+    return _count_in(slab, segment, frames.numbers, selectors, span)
+
+
+def _count_in(
+    slab: Slab,
+    segment: Segment,
+    numbers: Sequence[int],
+    selectors: dict[int, Selector],
+    span: Span,
+) -> int:
+    total = 0
+    if numbers:
+        each = segment.index.rows_per_piece(selectors)
+        for found in read_frames(segment, numbers, each):
+            if isinstance(found, FrameTable):
+                total += _table_rows(slab, selectors, found, span, None).num_rows
+            else:
+                pieces = _frame_pieces(slab, selectors, found, span, None)
+                total += sum(piece.num_rows for piece in pieces)
     return total

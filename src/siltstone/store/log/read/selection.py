@@ -9,7 +9,7 @@ once.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final, NamedTuple
@@ -21,6 +21,7 @@ from siltstone.errors import CorruptionError
 from siltstone.fs.api import FileSystem
 from siltstone.scalars import scalar
 from siltstone.store.log.opening import slab_directory
+from siltstone.store.log.read.compacted import compacted_frames
 from siltstone.store.log.read.frame_rows import FrameRows, TopicTest, all_rows, wanted_rows
 from siltstone.store.log.read.pieces import Piece, integers
 from siltstone.store.log.read.scan import (
@@ -307,6 +308,25 @@ class PieceReader:
             stream_id: picker or every for stream_id, picker in self._pickers.items()
         }
 
+    @property
+    def streams(self) -> Collection[int]:
+        """The wanted streams."""
+        return self._pickers.keys()
+
+    def parts(
+        self, run: FrameRun, frames: Iterable[FrameView | FrameTable]
+    ) -> Iterator[Piece | FrameRows]:
+        """Yield the wanted rows of the frames of a run, in order."""
+        for found in frames:
+            if isinstance(found, FrameTable):
+                rows = self.rows(run, found)
+                if rows.num_rows:
+                    yield rows
+            else:
+                piece = self.piece(run, found)
+                if piece is not None:
+                    yield piece
+
     def rows(self, run: FrameRun, table: FrameTable) -> FrameRows:
         """Return the wanted rows in many frames of a run."""
         if run.complete:
@@ -358,14 +378,22 @@ class _Finder:
         handles = self._slab.handles()
         handle = handles[self._slab.chain.handle_at_serial(place.first_serial)]
         segment = handle.segment()
-        if place.complete:
+        if place.complete and not segment.is_compacted:
             # The header also says whether the rows were lost: such a frame has serials, but no
             # rows, and the index does not distinguish it.
             header = segment.header_at(place.position, segment.header.file_bytes)
             if header is not None and header.kind == ROWS and _is_within(header, self._span):
                 return within
+        run = run_of(place, within)
+        if segment.is_compacted:
+            found: list[int] = []
+            numbers = segment.index.frames_for(self._pieces.streams, within).numbers
+            for part in self._pieces.parts(run, compacted_frames(segment, numbers)):
+                assert isinstance(part, FrameRows)
+                found += part.serials().tolist()
+            return found
         frame = segment.frame(segment.index.frame_at_serial(place.first_serial))
-        piece = self._pieces.piece(run_of(place, within), frame)
+        piece = self._pieces.piece(run, frame)
         if piece is None:
             return range(0)
         first = frame.serial_of(piece.start)
@@ -390,15 +418,8 @@ class RunReader:
         Raises: NotFoundError when the segment is gone, CorruptionError.
         """
         segment = self._segment(run)
-        for found in _frames(segment, run):
-            if isinstance(found, FrameTable):
-                rows = self._pieces.rows(run, found)
-                if rows.num_rows:
-                    yield rows
-            else:
-                piece = self._pieces.piece(run, found)
-                if piece is not None:
-                    yield piece
+        frames = _compacted_frames(segment, run) if segment.is_compacted else _frames(segment, run)
+        yield from self._pieces.parts(run, frames)
 
     def _segment(self, run: FrameRun) -> Segment:
         path = segment_path(slab_directory(self._directory, run.slab), run.base_serial)
@@ -449,6 +470,25 @@ def _frames(segment: Segment, run: FrameRun) -> Iterator[FrameView | FrameTable]
         changed = "the segment changed after the read was planned"
         reason = changed if walk.problem in ("", MISSING, EARLIER) else walk.problem
         raise CorruptionError(reason, path=segment.path, offset=position)
+
+
+def _compacted_frames(segment: Segment, run: FrameRun) -> Iterator[FrameView | FrameTable]:
+    """Yield the frames of a compacted segment that hold the serials of a run; each is checked.
+
+    The positions of a run do not count here: the run may be planned before the segment was
+    compacted. The frames are few and large, so they are found by their headers.
+    """
+    segment.index_headers()
+    index = segment.index
+    if index.next_serial < run.stop_serial:
+        raise CorruptionError(
+            "the segment changed after the read was planned",
+            path=segment.path,
+            offset=index.end_position,
+        )
+    first = index.frame_at_serial(run.start_serial)
+    stop = bisect_left(index.serials, run.stop_serial, first, index.frame_count)
+    yield from compacted_frames(segment, range(first, stop))
 
 
 def _joined(

@@ -339,6 +339,10 @@ class Committer:
         """Return the disk space of the slab in bytes."""
         return self._writer.size_bytes()
 
+    def measure(self) -> None:
+        """Measure the disk space of the sealed segments again: files of them were replaced."""
+        self._writer.measure()
+
     def park(self) -> None:
         """If `parks` is set, close the file descriptor until there is more to store."""
         active = self._writer.active

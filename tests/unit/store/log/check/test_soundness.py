@@ -279,7 +279,7 @@ def test_a_frame_without_rows_names_no_streams() -> None:
     ("table", "problem"),
     [
         (SECTION.pack(0, 1, 8), "unknown section 0"),
-        (SECTION.pack(17, 1, 8), "unknown section 17"),
+        (SECTION.pack(18, 1, 8), "unknown section 18"),
         (SECTION.pack(EDGES, 1, 8) * 2, "section 2 is repeated"),
         (SECTION.pack(EDGES, 1, 1 << 20), "the sections are longer than the body"),
     ],

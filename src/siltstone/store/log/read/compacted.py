@@ -1,0 +1,151 @@
+"""A compacted frame, opened for reading as a table of one frame.
+
+Its rows are sorted by stream, topic and serial, and a section has their serials. The body is stored
+in compressed blocks. The first block, with everything but values and properties, is decompressed
+when the frame is opened; a block of values when one of its values is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.errors import CorruptionError
+from siltstone.store.segment.frame import (
+    BLOCKS,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    PLAIN,
+    ROWS,
+    SERIALS,
+    FrameFormatError,
+    FrameHeader,
+)
+from siltstone.store.segment.segment import Segment
+from siltstone.store.segment.table import FrameTable, Ints
+from siltstone.store.segment.view import Blocks, FrameView
+
+_NARROW: Final = 2
+
+
+class CompactedTable(FrameTable):
+    """A table of one compacted frame."""
+
+    def __init__(self, segment: Segment, position: int, header: FrameHeader) -> None:
+        """Decompress the first block. The caller has checked the frame. Raises: CorruptionError."""
+        self._segment = segment
+        self._place = position
+        view = segment.view[position + HEADER_BYTES : position + header.length]
+        try:
+            self._blocks = Blocks(view, header.body_bytes)
+            # Memory that is not written yet costs nothing.
+            room = np.empty(HEADER_BYTES + header.body_bytes, np.uint8)
+            whole = room.data
+            self._body = whole[HEADER_BYTES:]
+            self._missing = np.ones(len(self._blocks), np.bool_)
+            whole[:HEADER_BYTES] = _plain_header(header)
+            self._fill([0])
+            super().__init__(whole, pa.py_buffer(whole), np.zeros(1, np.int64), len(whole))
+        except FrameFormatError as exc:
+            raise CorruptionError(str(exc), path=segment.path, offset=position) from exc
+        if not len(self):
+            raise CorruptionError(
+                "the sections of the frame are invalid", path=segment.path, offset=position
+            )
+        self.in_serial_order = bool(self.offsets[SERIALS][0] < 0)
+
+    def serials(self, frames: Ints, items: Ints) -> Ints:
+        """Return the serial of each row."""
+        if self.in_serial_order:
+            return super().serials(frames, items)
+        place = int(self.offsets[SERIALS][0])
+        found: Ints
+        if int(self.widths[SERIALS][0]) == _NARROW:
+            found = self.numbers.u16[place >> 1 :][items].astype(np.int64)
+        else:
+            found = self.numbers.u32[place >> 2 :][items].astype(np.int64)
+        found += int(self.first_serials[0])
+        return found
+
+    def stream_end(self, frame: int, stream_id: int) -> int:
+        """Return the serial after the last row of the frame: no row of the stream follows in it."""
+        del stream_id
+        return int(self.first_serials[frame] + self.row_counts[frame])
+
+    def ranges(self, starts: Ints, stops: Ints, kind: pa.DataType) -> pa.Array:
+        """Return ranges of the frame as an array of texts; their blocks are decompressed."""
+        if self._missing.any():
+            self._need(starts - HEADER_BYTES, stops - HEADER_BYTES)
+        return super().ranges(starts, stops, kind)
+
+    def _need(self, starts: Ints, stops: Ints) -> None:
+        """Decompress the blocks of these ranges of the body. Raises: CorruptionError."""
+        blocks = self._blocks
+        held = (stops > starts) & (stops > blocks.first)
+        if not held.any():
+            return
+        first = (np.maximum(starts[held] - blocks.first, 0) // blocks.size) + 1
+        last = ((stops[held] - 1 - blocks.first) // blocks.size) + 1
+        steps = np.zeros(len(blocks) + 1, np.int64)
+        np.add.at(steps, first, 1)
+        np.add.at(steps, last + 1, -1)
+        wanted = (steps.cumsum()[:-1] > 0) & self._missing
+        try:
+            self._fill(np.flatnonzero(wanted).tolist())
+        except FrameFormatError as exc:
+            raise CorruptionError(str(exc), path=self._segment.path, offset=self._place) from exc
+
+    def _fill(self, numbers: Sequence[int]) -> None:
+        # Two threads may fill a block at the same time, with the same bytes.
+        for number in numbers:
+            self._blocks.fill(number, self._body)
+        self._missing[numbers] = False
+
+
+def _plain_header(header: FrameHeader) -> bytes:
+    """Return the header that the frame would have if it was not compressed."""
+    return HEADER.pack(
+        MAGIC,
+        0,
+        HEADER_BYTES + header.body_bytes,
+        ROWS,
+        PLAIN,
+        header.section_count,
+        header.first_serial,
+        header.row_count,
+        header.stream_count,
+        header.first_timestamp_us,
+        header.last_timestamp_us,
+        0,
+        header.body_bytes,
+        0,
+    )
+
+
+def open_compacted(segment: Segment, number: int) -> CompactedTable | FrameView:
+    """Open a frame of a compacted segment; one without rows as a view. Raises: CorruptionError."""
+    kept = segment.kept
+    if kept is not None and kept[0] == number and isinstance(kept[1], CompactedTable):
+        return kept[1]
+    header = segment.checked_header(number)
+    position = segment.index.positions[number]
+    if header.kind != ROWS or header.compression != BLOCKS:
+        return segment.open_frame(position, header)
+    return CompactedTable(segment, position, header)
+
+
+def compacted_frames(
+    segment: Segment, numbers: Sequence[int]
+) -> Iterator[CompactedTable | FrameView]:
+    """Open frames of a compacted segment, in order. Raises: CorruptionError."""
+    for number in numbers:
+        found = open_compacted(segment, number)
+        if isinstance(found, CompactedTable):
+            # A reader that stops here probably goes on with this frame.
+            segment.kept = number, found
+        yield found
+    segment.kept = None

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+
+from siltstone.errors import StorageFullError
+from siltstone.store.log.compact.encode import UnfitError
+from siltstone.store.log.compact.rewrite import rewrite_segment
+from siltstone.store.log.read.pieces import Row
+from siltstone.store.segment.chain import SegmentHandle
+from siltstone.store.segment.frame import HOLE, PLAIN, ROWS, STATE, FrameHeader, encode_frame
+from siltstone.store.segment.segment import open_segment
+from siltstone.store.segment.sift import index_path
+from tests.support.builders import PATH, World, begun, call_of
+
+TARGET = PATH / "work.seg"
+
+
+def sealed(*calls: list[Row], world: World, gap: int = 0) -> SegmentHandle:
+    """Return a sealed segment with a frame for each call, and unused serials at its end."""
+    committer = begun(world)
+    for rows in calls:
+        committer.commit([call_of(*rows)])
+    committer.next_serial += gap
+    committer.seal(*committer.state())
+    return committer.slab.chain.handles[-1]
+
+
+def kinds(world: World) -> list[tuple[int, int, int]]:
+    """Return kind, first serial and rows of the frames of the new segment."""
+    segment = open_segment(world.fs, TARGET)
+    segment.index_headers()
+    headers = [segment.checked_header(number) for number in range(segment.index.frame_count)]
+    return [(header.kind, header.first_serial, header.row_count) for header in headers]
+
+
+def test_frames_are_joined_and_the_state_is_copied() -> None:
+    world = World()
+    source = sealed([Row("a", b"1")], [Row("b", b"2"), Row("a", b"3")], world=world)
+    made = rewrite_segment(world.fs, source.path, TARGET)
+    assert (made.rows, made.frames) == (3, 2)
+    assert kinds(world) == [(STATE, 0, 0), (ROWS, 0, 3)]
+    before = SegmentHandle(world.fs, source.path)
+    assert before.mark_sealed()
+    state = before.edges(), before.producers()
+    handle = SegmentHandle(world.fs, TARGET.with_name(source.path.name))
+    world.fs.rename(TARGET, handle.path)
+    world.fs.rename(index_path(TARGET), index_path(handle.path))
+    assert handle.mark_sealed()
+    assert handle.segment().header.revision == 1
+    assert (handle.edges(), handle.producers()) == state
+    assert handle.segment().index.stream_rows == source.segment().index.stream_rows
+
+
+def test_unused_serials_behind_the_last_row_are_in_a_frame() -> None:
+    world = World()
+    source = sealed([Row("a", b"1")], [Row("a", b"2")], world=world, gap=5)
+    rewrite_segment(world.fs, source.path, TARGET)
+    assert kinds(world) == [(STATE, 0, 0), (ROWS, 0, 2), (STATE, 7, 0)]
+
+
+def test_a_compacted_segment_can_be_compacted_again() -> None:
+    world = World()
+    source = sealed([Row("a", b"1")], [Row("b", b"2")], world=world)
+    first = rewrite_segment(world.fs, source.path, TARGET)
+    second = rewrite_segment(world.fs, TARGET, PATH / "again.seg")
+    assert second.digest == first.digest
+    assert open_segment(world.fs, PATH / "again.seg").header.revision == 2
+
+
+def test_a_segment_with_a_hole_stays() -> None:
+    world = World()
+    source = sealed([Row("a", b"1")], [Row("a", b"2")], world=world)
+    index = source.segment().index
+    position, length = index.positions[1], index.positions[2] - index.positions[1]
+    hole = FrameHeader(
+        *(0, 0, HOLE, PLAIN, 0, 0, 1, 0),
+        *(index.first_times[1], index.last_times[1], 0, length - 64),
+    )
+    body = bytes(length - 64)
+    with world.fs.open(source.path, writable=True) as file:
+        file.write_at(position, encode_frame(hole, body, source.segment().header.seed) + body)
+    with pytest.raises(UnfitError, match="rows of the segment are lost"):
+        rewrite_segment(world.fs, source.path, TARGET)
+
+
+def test_each_new_frame_is_paced_and_the_pace_may_end_the_work() -> None:
+    world = World()
+    source = sealed([Row("a", b"1")], [Row("b", b"2")], world=world)
+
+    def end(rows: int) -> None:
+        raise StorageFullError(PATH, needed_bytes=rows)
+
+    with pytest.raises(StorageFullError, match="needed_bytes=2"):
+        rewrite_segment(world.fs, source.path, TARGET, end)
