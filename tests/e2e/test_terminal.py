@@ -102,7 +102,7 @@ def test_serve_prints_a_summary_on_a_terminal_and_stops_by_an_interrupt(cli: Run
         with suppress(OSError):
             while b"Ctrl-C" not in shown:
                 shown += os.read(terminal.master, 65_536)
-        refused = cli.run("seal", "messages")
+        refused = cli.run("verify", "--all", "--repair")
         process.send_signal(signal.SIGINT)
         with suppress(OSError):
             while os.read(terminal.master, 65_536):
