@@ -33,8 +33,8 @@ TOPICS: Final = {
     "Key-value databases": "KeyValueDatabase KeyValueSettings Transaction CommitTicket Committed "
     "KeyIterator KeyRead OwnedMaps OwnedMap count_in COMMIT_SERIAL LATEST MONOTONIC "
     "OWNED_MAP_SETTINGS",
-    "Other processes and machines": "connect RunningStore RunningDatabase RunningKeyValue "
-    "RunningTransaction Connection",
+    "Other processes and machines": "connect RunningNode RunningStore RunningDatabase "
+    "RunningKeyValue RunningTransaction Connection",
     "Errors": "SiltstoneError RetryError ConflictError OverloadedError OutcomeUnknownError "
     "UsageError InvalidTopicError NotFoundError ExistsError LockedError ClosedError FencedError "
     "PreconditionError Unmet QuotaExceededError StorageFullError SlabDroppedError "

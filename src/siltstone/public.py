@@ -26,6 +26,7 @@ from siltstone.flight.connection import Connection
 from siltstone.manage.connection import (
     RunningDatabase,
     RunningKeyValue,
+    RunningNode,
     RunningStore,
     connect,
 )
@@ -96,6 +97,7 @@ __all__ = [
     "Row",
     "RunningDatabase",
     "RunningKeyValue",
+    "RunningNode",
     "RunningStore",
     "RunningTransaction",
     "SiltstoneError",

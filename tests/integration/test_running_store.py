@@ -18,7 +18,13 @@ import siltstone
 from siltstone import COMMIT_SERIAL, DatabaseSettings, KeyValueSettings, Row
 from siltstone.manage.transactions import CONNECTIONS_MAX
 from siltstone.mqtt.packets import Publish
-from tests.support.broker_process import BrokerProcess, broker_process, clean_environment
+from tests.support.broker_process import (
+    BrokerProcess,
+    Settings,
+    broker_process,
+    clean_environment,
+    run_command,
+)
 from tests.support.mqtt_socket import connected
 
 SMALL = DatabaseSettings(segment_bytes=1 << 20)
@@ -46,16 +52,47 @@ with siltstone.connect(Path(sys.argv[1])) as store:
 """
 
 
+PASSWORD = "rock"  # noqa: S105 - of a broker that lives as long as a test
+
+
+def with_flight(file: Path, **others: float) -> Settings:
+    """Return settings of a broker that serves Flight to the users admin and reader."""
+    for user in ("admin", "reader"):
+        done = run_command("passwd", str(file), user, "--stdin", stdin=PASSWORD.encode())
+        assert done.returncode == 0, done.stderr
+    return {
+        "access.password_file": str(file),
+        "flight.enabled": "true",
+        "flight.port": 0,
+        "flight.managers": '["admin"]',
+        **others,
+    }
+
+
+def node_of(broker: BrokerProcess, user: str = "admin") -> siltstone.RunningNode:
+    """Connect to the broker over Flight."""
+    broker.wait_for("flight_listening")
+    url: str = broker.events("flight_listening")[-1]["address"]
+    return siltstone.connect(url, username=user, password=PASSWORD if user else "")
+
+
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("running") / "data") as process:
+    place = tmp_path_factory.mktemp("running")
+    with broker_process(place / "data", settings=with_flight(place / "users")) as process:
         yield process
 
 
-@pytest.fixture
-def store(broker: BrokerProcess) -> Iterator[siltstone.RunningStore]:
-    with siltstone.connect(broker.data) as connection:
-        yield connection
+@pytest.fixture(params=["socket", "flight"])
+def store(
+    broker: BrokerProcess, request: pytest.FixtureRequest
+) -> Iterator[siltstone.RunningStore]:
+    if request.param == "socket":
+        with siltstone.connect(broker.data) as connection:
+            yield connection
+    else:
+        with node_of(broker) as node:
+            yield node.store
 
 
 @pytest.fixture
@@ -120,8 +157,8 @@ def test_appended_rows_reach_subscribers_and_a_producer_is_stored_once(
     rows = [Row("row/1", b"\x00", "me", 1, properties=b""), Row("row/2", b"x" * (2 * MIB), qos=1)]
     with connected(broker.port, "subscriber") as client:
         client.subscribe("row/#", 0)
-        first = messages.append(rows, producer=("p", 1))
-        again = messages.append(rows, producer=("p", 1))
+        producer = (str(store.path), 1)
+        first, again = (messages.append(rows, producer=producer) for _ in range(2))
         assert [message.payload for message in client.receive_many(Publish, 2)] == [
             b"\x00",
             b"x" * (2 * MIB),
@@ -275,6 +312,58 @@ def test_a_database_that_is_dropped_ends_its_transactions(store: siltstone.Runni
         brief.transaction().get("a")
     with pytest.raises(siltstone.NotFoundError):
         store.keyvalue("brief")
+
+
+def test_only_managers_manage_over_flight(broker: BrokerProcess) -> None:
+    for user in ("reader", ""):
+        broker.wait_for("flight_listening")
+        with node_of(broker, user) as node:
+            assert "messages" in node.databases()
+            with pytest.raises(siltstone.UsageError, match=r"may not manage .* flight\.managers"):
+                node.store.create("mine")
+    with node_of(broker) as node:
+        replaced = siltstone.connect(str(node.store.path), token=node.log_in())
+        with pytest.raises(siltstone.NotFoundError):
+            replaced.store.drop("mine")
+        replaced.close()
+    with pytest.raises(siltstone.ClosedError):
+        node.store.drop("mine")
+
+
+def test_a_link_over_flight_ends_when_it_is_not_used(tmp_path: Path) -> None:
+    settings = with_flight(tmp_path / "users", control_timeout=1e-6)
+    with (
+        broker_process(tmp_path / "data", settings=settings) as broker,
+        node_of(broker) as node,
+        pytest.raises(siltstone.RetryError, match="has ended: connect again"),
+    ):
+        node.store.drop("none")
+
+
+def test_a_broker_that_stops_does_not_wait_for_links_over_flight(tmp_path: Path) -> None:
+    settings = with_flight(tmp_path / "users")
+    with broker_process(tmp_path / "data", settings=settings) as broker, node_of(broker) as node:
+        tx = node.store.keyvalue("bank", PLAIN).transaction()
+        assert tx.get("a") is None
+        broker.stop()
+        assert broker.events("flight_calls_abandoned") == []
+        with pytest.raises(siltstone.RetryError, match="the broker did not answer"):
+            tx.get("a")
+        broker.start()
+
+
+def test_a_commit_over_flight_without_an_answer_has_an_unknown_outcome(tmp_path: Path) -> None:
+    settings = with_flight(tmp_path / "users")
+    with broker_process(tmp_path / "data", settings=settings) as broker, node_of(broker) as node:
+        bank = node.store.keyvalue("bank", PLAIN)
+        os.kill(broker.pid, signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(bank.transact, lambda tx: tx.write("b", b"2"), id="during")
+            with pytest.raises(TimeoutError):
+                asked.result(0.5)
+            broker.kill()
+            with pytest.raises(siltstone.OutcomeUnknownError):
+                asked.result()
 
 
 def test_too_many_open_transactions_are_refused_until_some_end(tmp_path: Path) -> None:

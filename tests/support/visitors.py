@@ -13,6 +13,7 @@ class Limited:
     reads: bytes = b""
     writes: bytes = b""
     unlimited = False
+    may_manage = False
 
     def may_read(self, filters: Sequence[str]) -> str | None:
         """Allow every filter except those that begin with "no"."""

@@ -284,7 +284,12 @@ class Server:
                     open_door,
                 )
 
-                self._door = open_door(self._settings.flight, self._store, broker)
+                self._door = open_door(
+                    self._settings.flight,
+                    self._store,
+                    broker,
+                    None if self._control is None else self._control.operations,
+                )
             if self._settings.topiclog.enabled:
                 self._topic_logs = await self._serve_topic_logs(broker, shares)
             if started is not None:

@@ -27,6 +27,8 @@ class FlightUser(Protocol):
 
     # Whether everything is allowed. The methods then need not be called.
     unlimited: bool
+    # Whether the user may manage the store, and use all its key-value databases.
+    may_manage: bool
 
     def may_read(self, filters: Sequence[str]) -> str | None:
         """Return the first filter that the user may not read; None if it may read all."""
@@ -57,6 +59,7 @@ class AnyUser:
     """A user that may do everything."""
 
     unlimited = True
+    may_manage = True
 
     def may_read(self, filters: Sequence[str]) -> str | None:
         del filters

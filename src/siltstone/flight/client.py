@@ -31,6 +31,7 @@ class NodeClient:
             headers.append((b"authorization", b"Basic " + login))
         elif node.token:
             headers.append((b"authorization", b"Bearer " + node.token.encode()))
+        self._headers = headers
         self._options = flight.FlightCallOptions(headers=headers)
 
     def __enter__(self) -> Self:
@@ -63,6 +64,24 @@ class NodeClient:
                 self._client.do_action(flight.Action(name, dump(request)), self._options)
             )
         return load(answers[0].body.to_pybytes(), "answer")
+
+    def call(self, name: str, body: bytes, timeout: float | None) -> bytes:
+        """Run an action whose body and answer are bytes.
+
+        Raises: the error that the node tells, then nothing happened; ConnectionError without an
+        answer, then the action may have been executed.
+        """
+        options = flight.FlightCallOptions(headers=self._headers, timeout=timeout)
+        try:
+            answers = list(self._client.do_action(flight.Action(name, body), options))
+        except flight.FlightError as exc:
+            told = error_from(exc.extra_info or b"") or _refused(exc, self.node)
+            if told is not None:
+                raise told from None
+            raise ConnectionError(str(_untold(exc, self.node))) from exc
+        except pa.ArrowException as exc:
+            raise ConnectionError(str(exc)) from exc
+        return bytes(answers[0].body.to_pybytes()) if answers else b""
 
     def flights(self, criteria: bytes = b"") -> list[flight.FlightInfo]:
         """Return the databases of the node, or the streams of one database."""
@@ -125,6 +144,12 @@ def _translated(node: Node) -> Iterator[None]:
         raise _untold(exc, node) from exc
     except (pa.ArrowException, OSError) as exc:
         raise SiltstoneError(f"the node at {node.url} did not answer as expected: {exc}") from exc
+
+
+def _refused(error: flight.FlightError, node: Node) -> SiltstoneError | None:
+    """Return the error of a login that was refused; None for another error."""
+    refusals = flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError
+    return _untold(error, node) if isinstance(error, refusals) else None
 
 
 def _untold(error: flight.FlightError, node: Node) -> SiltstoneError:

@@ -11,6 +11,7 @@ from pyarrow import flight
 from siltstone.errors import UsageError
 from siltstone.flight.access import FlightUser
 from siltstone.flight.appending import Announce, Commits, append_rows, check_writable
+from siltstone.flight.link import BEGIN, END, REQUEST, Management
 from siltstone.flight.reading import Reads, public_database
 from siltstone.flight.wire import (
     admitted_to_json,
@@ -32,6 +33,9 @@ ACTIONS: Final = {
     "commit": "Append staged rows, exactly once.",
     "discard": "Remove staged rows.",
     "extents": "The serials of every slab of a database.",
+    BEGIN: "Begin a link for management and transactions.",
+    REQUEST: "Manage the store, or use a transaction.",
+    END: "End a link.",
 }
 _UNDER_WAY_MAX: Final = 8
 # A put of a producer has one sequence; this number of low bits counts its parts.
@@ -41,12 +45,23 @@ Answer = dict[str, Any]
 
 
 class FlightOperations:
-    """The operations on one store; `announce` receives the rows that are appended."""
+    """The operations on one store; `announce` receives the rows that are appended.
 
-    def __init__(self, fs: FileSystem, store: Store, commits: Commits, announce: Announce) -> None:
+    Without `management`, the node only reads and appends.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        store: Store,
+        commits: Commits,
+        announce: Announce,
+        management: Management | None = None,
+    ) -> None:
         self._store = store
         self._commits = commits
         self._announce = announce
+        self._management = management
         self.reads = Reads(fs, store)
 
     def flights(self, criteria: str, visitor: FlightUser) -> Iterator[flight.FlightInfo]:
@@ -101,6 +116,23 @@ class FlightOperations:
                 return {}
             case _:
                 raise UsageError(f"unknown action {name!r} (supported: {', '.join(ACTIONS)})")
+
+    def manage(self, name: str, body: bytes, visitor: FlightUser) -> bytes:
+        """Run one of the actions of management. Raises: SiltstoneError; then nothing happened."""
+        if not visitor.may_manage:
+            raise UsageError(
+                "this user may not manage the store over Flight: add the user to the setting "
+                "flight.managers of the broker"
+            )
+        if self._management is None:
+            raise UsageError("this node serves no management")
+        if name == BEGIN:
+            return self._management.begin().encode()
+        link, _, request = body.partition(b"\n")
+        if name == REQUEST:
+            return self._management.answer(link.decode(errors="replace"), request)
+        self._management.end(link.decode(errors="replace"))
+        return b""
 
     def put(
         self, request: Answer, batches: Iterable[pa.RecordBatch], visitor: FlightUser

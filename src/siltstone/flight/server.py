@@ -18,6 +18,7 @@ from pyarrow import flight
 
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.flight.access import FlightAccess, FlightUser
+from siltstone.flight.link import BEGIN, END, REQUEST
 from siltstone.flight.logins import LOGIN, Handshakes, Logins, enter
 from siltstone.flight.operations import ACTIONS, FlightOperations
 from siltstone.flight.wire import dump, error_info, load
@@ -139,7 +140,10 @@ class _Calls(flight.FlightServerBase):  # type: ignore[misc]  # no types are shi
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         with _told(context):
             visitor = self._visitor(context)
-            request = load(action.body.to_pybytes(), "request")
+            body = action.body.to_pybytes()
+            if action.type in {BEGIN, REQUEST, END}:
+                return [self._desk.manage(action.type, body, visitor)]
+            request = load(body, "request")
             return [dump(self._desk.act(action.type, request, visitor))]
 
     def _visitor(self, context: flight.ServerCallContext) -> FlightUser:

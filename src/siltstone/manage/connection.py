@@ -18,7 +18,9 @@ from typing import Any, Final, Self, TypeVar, overload
 from pydantic import BaseModel
 
 from siltstone.errors import ClosedError, NotFoundError, RetryError, UsageError
-from siltstone.flight.connection import Appended, Connection, connect_node
+from siltstone.flight.client import NodeClient
+from siltstone.flight.connection import Appended, Connection
+from siltstone.flight.link import FlightLink
 from siltstone.fs.paths import CONTROL, StorePaths
 from siltstone.fs.posix import absolute_path
 from siltstone.manage.databases import (
@@ -32,6 +34,7 @@ from siltstone.manage.rows import AppendRows, pack
 from siltstone.manage.running import RunningBroker
 from siltstone.manage.running_transaction import RunningTransaction
 from siltstone.manage.verbs import VERBS
+from siltstone.scan.node import parse_node
 from siltstone.store.database import Durability
 from siltstone.store.keyvalue import RETRIES, TIMEOUT
 from siltstone.store.log.read.pieces import Row
@@ -53,25 +56,18 @@ _IDLE_SECONDS: Final = 5.0
 class RunningStore:
     """The store of a running broker. All methods may be called from any thread.
 
-    Each method is one request to the broker, over the control socket in its data directory. If the
-    broker does not answer a request that changes something, OutcomeUnknownError is raised.
+    Each method is one request to the broker, over the control socket in its data directory or over
+    Flight. If the broker does not answer a request that changes something, OutcomeUnknownError is
+    raised.
     """
 
-    def __init__(self, path: PurePath) -> None:
-        """Connect to the broker of a data directory, or to its control socket.
-
-        Raises: NotFoundError if no broker is running there.
-        """
-        self.path = path.parent if path.name == CONTROL else path
+    def __init__(self, path: PurePath | str, connect: Callable[[], RunningBroker]) -> None:
+        """Use connections to the broker of a data directory, or of an address."""
+        self.path = path
+        self._connect = connect
         self._idle: list[tuple[float, RunningBroker]] = []
         self._lock = Lock()
         self._closed = False
-        try:
-            self.give_back(self.borrow())
-        except RetryError as exc:
-            raise NotFoundError(
-                f"no broker is running on {self.path}; without a broker, use siltstone.open"
-            ) from exc
 
     def __enter__(self) -> Self:
         """Return the store itself."""
@@ -150,7 +146,7 @@ class RunningStore:
             if time.monotonic() - since < _IDLE_SECONDS and not broker.is_stale():
                 return broker
             broker.close()
-        return RunningBroker(StorePaths(self.path).control_socket)
+        return self._connect()
 
     def give_back(self, broker: RunningBroker) -> None:
         """Return a connection; it must have no open transaction."""
@@ -309,6 +305,40 @@ class RunningKeyValue:
             return transaction.get(topic, time_us)
 
 
+class RunningNode(Connection):
+    """A node that serves Flight: it reads and appends, and `store` manages and transacts."""
+
+    def __init__(self, client: NodeClient) -> None:
+        """Use a client; the first call connects."""
+        super().__init__(client)
+        self.store = RunningStore(client.node.url, partial(_broker_over_flight, client))
+
+    def close(self) -> None:
+        """Close the connections; open transactions are discarded."""
+        self.store.close()
+        super().close()
+
+
+def _broker_over_flight(client: NodeClient) -> RunningBroker:
+    return RunningBroker(partial(FlightLink, client))
+
+
+def _running_store(path: PurePath) -> RunningStore:
+    """Connect to the broker of a data directory, or by its control socket.
+
+    Raises: NotFoundError.
+    """
+    data = path.parent if path.name == CONTROL else path
+    store = RunningStore(data, partial(RunningBroker, StorePaths(data).control_socket))
+    try:
+        store.give_back(store.borrow())
+    except RetryError as exc:
+        raise NotFoundError(
+            f"no broker is running on {data}; without a broker, use siltstone.open"
+        ) from exc
+    return store
+
+
 @overload
 def connect(url: PurePath) -> RunningStore: ...
 @overload
@@ -321,7 +351,7 @@ def connect(
     root_certificates: str = "",
     certificate: str = "",
     key: str = "",
-) -> Connection: ...
+) -> RunningNode: ...
 def connect(
     url: str | PurePath,
     *,
@@ -331,7 +361,7 @@ def connect(
     root_certificates: str = "",
     certificate: str = "",
     key: str = "",
-) -> Connection | RunningStore:
+) -> RunningNode | RunningStore:
     """Connect to a running broker: by the path of its data directory, or by the address at which it
     serves Flight, such as grpc+tcp://host:8815.
 
@@ -340,8 +370,9 @@ def connect(
     socket, `control.sock` in the data directory. Pass a `pathlib.Path`: a type checker takes text
     for an address.
 
-    With an address, return a `Connection`, which reads and appends. The login is a user of the
-    broker. `Connection.log_in` returns a token that other programs may use instead of it. With
+    With an address, return a `RunningNode`, which reads and appends. Its `store` is a
+    `RunningStore`, for users in the setting `flight.managers`. The login is a user of the broker.
+    `RunningNode.log_in` returns a token that other programs may use instead of it. With
     grpc+tls, the certificate of the node is checked against the CA certificates in a PEM file, or
     against those of the system. The client certificate is sent to a node that requires one. The
     first call connects.
@@ -349,8 +380,8 @@ def connect(
     Raises: UsageError; NotFoundError if no broker is running on a path.
     """
     if isinstance(url, PurePath) or "://" not in url:
-        return RunningStore(absolute_path(url))
-    return connect_node(
+        return _running_store(absolute_path(url))
+    node = parse_node(
         url,
         username=username,
         password=password,
@@ -359,6 +390,7 @@ def connect(
         certificate=certificate,
         key=key,
     )
+    return RunningNode(NodeClient(node))
 
 
 def _name(name: str) -> str:

@@ -1,4 +1,6 @@
-"""A running broker, as another process reaches it: by the control socket in the data directory."""
+"""A running broker, as another process reaches it: by the control socket in the data directory,
+or by another link that carries the same requests.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from pydantic import BaseModel
 
@@ -33,24 +35,98 @@ def is_served(data: PurePath, name: str = CONTROL) -> bool:
         return True
 
 
-class RunningBroker:
-    """One connection to the control socket of a broker.
+class Link(Protocol):
+    """A connection that carries requests to a broker, one after the other."""
 
-    It belongs to one thread at a time, and sends one request after the other.
-    """
+    @property
+    def closed(self) -> bool:
+        """Whether this side has ended the connection."""
+        ...
 
-    def __init__(self, path: PurePath, timeout: float = TIMEOUT_SECONDS) -> None:
-        """Connect to a socket. Raises: RetryError if no broker listens there."""
-        self.path = path
-        self.timeout = timeout
+    def send(self, line: bytes, payload: bytes, timeout: float) -> None:
+        """Send a request. Raises: OSError if it was not sent; SiltstoneError if it was refused."""
+        ...
+
+    def read_line(self) -> bytes:
+        """Return the line of the answer, empty at the end. Raises: OSError."""
+        ...
+
+    def read(self, size: int) -> bytes:
+        """Return the bytes after the line of the answer. Raises: OSError."""
+        ...
+
+    def is_stale(self) -> bool:
+        """Return whether the connection has ended while it was not used."""
+        ...
+
+    def close(self) -> None:
+        """End the connection."""
+        ...
+
+
+class SocketLink:
+    """A connection to the control socket of a broker."""
+
+    def __init__(self, path: PurePath, timeout: float) -> None:
+        """Connect. Raises: OSError."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(timeout)
             self._socket.connect(str(path))
-        except OSError as exc:
+        except OSError:
             self._socket.close()
-            raise RetryError(f"the broker did not answer: {exc}") from exc
+            raise
         self._answers = self._socket.makefile("rb")
+
+    @property
+    def closed(self) -> bool:
+        return self._answers.closed
+
+    def send(self, line: bytes, payload: bytes, timeout: float) -> None:
+        self._socket.settimeout(timeout)
+        self._socket.sendall(line)
+        if payload:
+            self._socket.sendall(payload)
+
+    def read_line(self) -> bytes:
+        return self._answers.readline()
+
+    def read(self, size: int) -> bytes:
+        return self._answers.read(size)
+
+    def is_stale(self) -> bool:
+        try:
+            # The broker sends nothing without a request, so this is the end or an error.
+            self._socket.settimeout(0.0)
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def close(self) -> None:
+        self._answers.close()
+        self._socket.close()
+
+
+class RunningBroker:
+    """One connection to a running broker, by its control socket or another link.
+
+    It belongs to one thread at a time, and sends one request after the other.
+    """
+
+    def __init__(
+        self, place: PurePath | Callable[[], Link], timeout: float = TIMEOUT_SECONDS
+    ) -> None:
+        """Connect to a socket, or open another link. Raises: RetryError if no broker answers."""
+        self.timeout = timeout
+        try:
+            self._link: Link = (
+                SocketLink(place, timeout) if isinstance(place, PurePath) else place()
+            )
+        except OSError as exc:
+            raise RetryError(f"the broker did not answer: {exc}") from exc
 
     def __enter__(self) -> Self:
         return self
@@ -66,26 +142,15 @@ class RunningBroker:
     @property
     def closed(self) -> bool:
         """Whether the connection has ended; a failed request ends it."""
-        return self._answers.closed
+        return self._link.closed
 
     def is_stale(self) -> bool:
         """Return whether the connection has ended while it was not used."""
-        if self.closed:
-            return True
-        try:
-            # The broker sends nothing without a request, so this is the end or an error.
-            self._socket.settimeout(0.0)
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True
+        return self.closed or self._link.is_stale()
 
     def close(self) -> None:
         """End the connection; the broker releases what it holds for it."""
-        self._answers.close()
-        self._socket.close()
+        self._link.close()
 
     def ask(
         self,
@@ -109,15 +174,12 @@ class RunningBroker:
             raise RetryError("the connection to the broker has ended: connect again")
         is_sent = False
         try:
-            self._socket.settimeout(self.timeout if timeout is None else timeout)
-            self._socket.sendall(line)
-            if payload:
-                self._socket.sendall(payload)
+            self._link.send(line, payload, self.timeout if timeout is None else timeout)
             is_sent = True
-            answer = json.loads(self._answers.readline() or b"null")
+            answer = json.loads(self._link.read_line() or b"null")
             if not isinstance(answer, dict):
                 raise ConnectionError("the connection was closed")
-            found = self._answers.read(answer["bytes"]) if "bytes" in answer else b""
+            found = self._link.read(answer["bytes"]) if "bytes" in answer else b""
             if len(found) != answer.get("bytes", 0):
                 raise ConnectionError("the connection was closed")
         except (OSError, ValueError) as exc:

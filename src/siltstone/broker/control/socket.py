@@ -480,12 +480,12 @@ class ControlServer:
 
     def __init__(self, server: asyncio.Server, control: ControlOperations) -> None:
         self._server = server
-        self._control = control
+        self.operations = control
 
     async def close(self, seconds: float) -> None:
         """Accept no more requests, and wait for those that run."""
         self._server.close()
-        await self._control.end(seconds)
+        await self.operations.end(seconds)
 
 
 async def serve_control(

@@ -19,6 +19,8 @@ from typing import Final, TypeVar
 from siltstone.broker.access.access import Credentials, Identity
 from siltstone.broker.broker import Broker
 from siltstone.broker.control.announced_rows import announce_rows
+from siltstone.broker.control.socket import ControlOperations
+from siltstone.broker.listen.flight_management import FlightManagement
 from siltstone.broker.listen.tls import server_context
 from siltstone.broker.settings.broker import FlightSettings, ListenerSettings
 from siltstone.clock import Clock, SystemClock
@@ -137,11 +139,20 @@ def _patiently(serve: Callable[[], FlightServer]) -> FlightServer:
     return serve()
 
 
-def open_door(settings: FlightSettings, store: Store, broker: Broker) -> FlightListener:
+def open_door(
+    settings: FlightSettings,
+    store: Store,
+    broker: Broker,
+    operations: ControlOperations | None = None,
+) -> FlightListener:
     """Open the Flight servers of a broker. Raises: UsageError, DiskError."""
     fs = PosixFileSystem()
     announce = partial(announce_rows, broker, broker.settings.storage.database)
-    desk = FlightOperations(fs, store, Commits(Staging(fs, store.path), announce), announce)
+    management = None
+    if operations is not None:
+        management = FlightManagement(operations, broker.settings.control_timeout)
+    commits = Commits(Staging(fs, store.path), announce)
+    desk = FlightOperations(fs, store, commits, announce, management)
     door = FlightListener(settings, desk, BrokerFlightAccess(settings, broker))
     address = settings.address.rpartition(":")[0]
     log(_LOG, logging.INFO, "flight_listening", address=f"{address}:{door.port}")
@@ -207,7 +218,7 @@ class BrokerFlightAccess:
         if caller.token is not None:
             holder = self.tokens.holder(caller.token)
             if holder is not None:
-                return BrokerFlightUser(broker, holder)
+                return self._user(holder)
         credentials = self._credentials(caller)
         user, address = credentials.username, caller.address
         if user is not None and on_loop(broker, lambda: broker.throttle.is_locked(user, address)):
@@ -226,7 +237,7 @@ class BrokerFlightAccess:
                 self._places.release()
         if isinstance(known, Identity):
             on_loop(broker, lambda: broker.throttle.succeeded(user, address))
-            return BrokerFlightUser(broker, known)
+            return self._user(known)
         if known is not Reason.SERVER_UNAVAILABLE:
             on_loop(broker, lambda: broker.throttle.failed(user, address))
             self._sleep(on_loop(broker, lambda: broker.throttle.delay_for(user, address)))
@@ -237,6 +248,10 @@ class BrokerFlightAccess:
     def token_for(self, visitor: FlightUser) -> str:
         assert isinstance(visitor, BrokerFlightUser), "it was let in here"
         return self.tokens.issue(visitor.identity)
+
+    def _user(self, identity: Identity) -> BrokerFlightUser:
+        may_manage = identity.user in self._settings.managers
+        return BrokerFlightUser(self._broker, identity, may_manage=may_manage)
 
     def _credentials(self, caller: Caller) -> Credentials:
         given = caller.username, caller.password
@@ -264,8 +279,9 @@ _REFUSALS: Final = {
 class BrokerFlightUser:
     """A user of the broker; its rights are checked at each call, as they are then."""
 
-    def __init__(self, broker: Broker, identity: Identity) -> None:
+    def __init__(self, broker: Broker, identity: Identity, *, may_manage: bool = False) -> None:
         self._broker = broker
+        self.may_manage = may_manage
         self.identity = identity
         self.unlimited = broker.access.open
 

@@ -25,6 +25,7 @@ from siltstone.broker.settings.kinds import (
     Seconds,
     Settings,
     Size,
+    Texts,
     wrong,
 )
 from siltstone.broker.settings.storage import SessionSettings, ShareSettings, Storage
@@ -392,6 +393,11 @@ class FlightSettings(Settings):
         default=None,
         description="Whether clients without a login may connect. none: only on loopback.",
     )
+    managers: Texts = Field(
+        default=(),
+        description="Users that may manage the store over Flight, append to every database, and "
+        "use transactions in every key-value database. Rights for topics do not limit them.",
+    )
 
     @property
     def anonymous_allowed(self) -> bool:
@@ -411,6 +417,8 @@ class FlightSettings(Settings):
             raise wrong("is missing: TLS needs a certificate and its key", missing)
         if self.client_ca and not self.certificate:
             raise wrong("is only for TLS: set certificate and key too", "client_ca")
+        if "" in self.managers:
+            raise wrong("must not have an empty user name", "managers")
         return self
 
 

@@ -135,6 +135,7 @@ OptionalSeconds = Annotated[
 ]
 OptionalBool = Annotated[bool | None, BeforeValidator(_none), Noun("true, false or none")]
 Mode = Annotated[int, BeforeValidator(_mode), Field(ge=0, le=0o777), Noun("permissions", oct)]
+Texts = Annotated[tuple[str, ...], Noun("a list of texts")]
 FilterText = Annotated[str, AfterValidator(_topic_filter), Noun("a topic filter")]
 HookName = Annotated[str, _matching(_HOOK), Noun('a text as "module:callable"')]
 DatabaseName = Annotated[
@@ -178,13 +179,19 @@ def toml_text(field: FieldInfo, value: Any) -> str:
         case bool():
             return str(value).lower()
         case str():
-            # The escapes of JSON are valid in TOML. TOML also requires an escape for U+007F.
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+            return _toml_item(value)
         case tuple():
-            return f"[{', '.join(map(str, value))}]"
+            return f"[{', '.join(_toml_item(item) for item in value)}]"
         case _:
             shown = _noun(field).show(value)
             return f'"{shown}"' if " " in shown else shown
+
+
+def _toml_item(value: object) -> str:
+    if not isinstance(value, str):
+        return str(value)
+    # The escapes of JSON are valid in TOML. TOML also requires an escape for U+007F.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _noun(field: FieldInfo) -> Noun:
