@@ -1,10 +1,13 @@
-"""One connection to a node: calls with a login; Flight errors become Siltstone errors."""
+"""One connection to a node: calls with a login, and links for management; Flight errors become
+Siltstone errors.
+"""
 
 from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import PurePath
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +16,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from siltstone.errors import OutcomeUnknownError, RetryError, SiltstoneError, UsageError
-from siltstone.flight.wire import dump, error_from, load
+from siltstone.flight.wire import BEGIN, END, REQUEST, dump, error_from, load
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.scan.node import Node
 
@@ -116,6 +119,52 @@ class NodeClient:
                 while (answer := answers.read()) is not None:
                     found.append(load(answer.to_pybytes(), "answer"))
             return found
+
+
+class FlightLink:
+    """A connection for management, in actions of Flight; it belongs to one thread at a time."""
+
+    def __init__(self, client: NodeClient) -> None:
+        """Begin the link. Raises: ConnectionError; UsageError for a user who may not manage."""
+        self._client = client
+        self._id = client.call(BEGIN, b"", None)
+        self._answer = BytesIO()
+        self._failure: OSError | None = None
+        self.closed = False
+
+    def send(self, line: bytes, payload: bytes, timeout: float) -> None:
+        """Send a request. A failure is raised by `read_line`, because the request may have been
+        executed.
+        """
+        body = self._id + b"\n" + line + payload
+        try:
+            self._answer = BytesIO(self._client.call(REQUEST, body, timeout))
+        except OSError as exc:
+            self._failure = exc
+
+    def read_line(self) -> bytes:
+        """Return the line of the answer. Raises: OSError."""
+        if self._failure is not None:
+            raise self._failure
+        return self._answer.readline()
+
+    def read(self, size: int) -> bytes:
+        """Return bytes of the answer."""
+        return self._answer.read(size)
+
+    def is_stale(self) -> bool:
+        """Return whether the link has ended while it was not used, as far as this side knows."""
+        return self.closed
+
+    def close(self) -> None:
+        """End the link."""
+        if not self.closed:
+            self.closed = True
+            try:
+                self._client.call(END, self._id, None)
+            except (OSError, SiltstoneError):
+                # The node ends the link by itself.
+                return
 
 
 def _trust(node: Node) -> dict[str, Any]:

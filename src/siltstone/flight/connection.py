@@ -20,7 +20,6 @@ from siltstone.flight.client import NodeClient
 from siltstone.scan.columns.batches import complete, fetched_columns
 from siltstone.scan.columns.schema import COLUMNS, SCHEMA, table_schema
 from siltstone.scan.ingest.columns import TAKEN
-from siltstone.scan.node import parse_node
 from siltstone.store.database import Durability
 
 Moment = datetime | str | int
@@ -166,37 +165,6 @@ class Connection:
             rows=sum(answer["rows"] for answer in answers),
             duplicate=bool(answers) and all(answer["duplicate"] for answer in answers),
         )
-
-
-def connect_node(
-    url: str,
-    *,
-    username: str = "",
-    password: str = "",
-    token: str = "",
-    root_certificates: str = "",
-    certificate: str = "",
-    key: str = "",
-) -> Connection:
-    """Return a connection to a node that serves Flight, such as grpc+tcp://host:8815.
-
-    The login is a user of the broker. `Connection.log_in` returns a token that other programs may
-    use instead of it. With grpc+tls, the certificate of the node is checked against the CA
-    certificates in a PEM file, or against those of the system. The client certificate is sent to a
-    node that requires one. The first call connects.
-
-    Raises: UsageError.
-    """
-    node = parse_node(
-        url,
-        username=username,
-        password=password,
-        token=token,
-        root_certificates=root_certificates,
-        certificate=certificate,
-        key=key,
-    )
-    return Connection(NodeClient(node))
 
 
 def _installed(name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from pyarrow import flight
@@ -11,9 +11,11 @@ from pyarrow import flight
 from siltstone.errors import UsageError
 from siltstone.flight.access import FlightUser
 from siltstone.flight.appending import Announce, Commits, append_rows, check_writable
-from siltstone.flight.link import BEGIN, END, REQUEST, Management
 from siltstone.flight.reading import Reads, public_database
 from siltstone.flight.wire import (
+    BEGIN,
+    END,
+    REQUEST,
     admitted_to_json,
     extents_to_json,
     identity_to_json,
@@ -42,6 +44,22 @@ _UNDER_WAY_MAX: Final = 8
 _PART_BITS: Final = 24
 
 Answer = dict[str, Any]
+
+
+class Management(Protocol):
+    """Executes requests of management; its methods may be called from any thread, and block."""
+
+    def begin(self) -> str:
+        """Begin a link; return its id. Raises: OverloadedError."""
+        ...
+
+    def answer(self, link: str, request: bytes) -> bytes:
+        """Execute a request: a line, and bytes. Raises: RetryError if the link has ended."""
+        ...
+
+    def end(self, link: str) -> None:
+        """End a link; its open transaction is discarded."""
+        ...
 
 
 class FlightOperations:

@@ -18,10 +18,9 @@ from pyarrow import flight
 
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.flight.access import FlightAccess, FlightUser
-from siltstone.flight.link import BEGIN, END, REQUEST
 from siltstone.flight.logins import LOGIN, Handshakes, Logins, enter
 from siltstone.flight.operations import ACTIONS, FlightOperations
-from siltstone.flight.wire import dump, error_info, load
+from siltstone.flight.wire import BEGIN, END, REQUEST, dump, error_info, load
 from siltstone.logs import log
 from siltstone.scan.columns.schema import SCHEMA
 

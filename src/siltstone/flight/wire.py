@@ -8,6 +8,10 @@
     an append       descriptor command: {"append": {"database", "durability", "producer",
                     "sequence"}}; each batch is answered by {"rows", "duplicate"}
     rows to stage   {"stage": {"write", "batch"}}; answered by {"name"}
+    a link          action "manage-begin", empty; answered by the id of the link, for a program that
+                    manages the store; action "manage-end": the id
+    a request       action "manage": the id, a line feed, and a request of the control socket;
+                    answered as the control socket does
     an error        extra info: {"error": class, "text": message}
 
 A ticket names rows by their serials, so it means the same rows after a restart. It grants no
@@ -30,6 +34,9 @@ from siltstone.store.slab.identity import DatabaseIdentity
 from siltstone.store.slab.manifest import SlabId
 
 VERSION: Final = 1
+BEGIN: Final = "manage-begin"
+REQUEST: Final = "manage"
+END: Final = "manage-end"
 _SPAN_FIELDS: Final = 4
 _SHARD_DIGITS_MAX: Final = 10
 # The errors whose constructor takes only a message. Other errors arrive as a base class.

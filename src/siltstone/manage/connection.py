@@ -18,9 +18,8 @@ from typing import Any, Final, Self, TypeVar, overload
 from pydantic import BaseModel
 
 from siltstone.errors import ClosedError, NotFoundError, RetryError, UsageError
-from siltstone.flight.client import NodeClient
+from siltstone.flight.client import FlightLink, NodeClient
 from siltstone.flight.connection import Appended, Connection
-from siltstone.flight.link import FlightLink
 from siltstone.fs.paths import CONTROL, StorePaths
 from siltstone.fs.posix import absolute_path
 from siltstone.manage.databases import (
