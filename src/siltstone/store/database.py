@@ -46,6 +46,7 @@ from siltstone.store.log.write.partition import (
 )
 from siltstone.store.shard.block_log import BlockLogs
 from siltstone.store.shard.compaction import Compaction
+from siltstone.store.shard.replicated.port import Replication
 from siltstone.store.shard.retry_dropped import again_when_dropped
 from siltstone.store.shard.shard import Roles
 from siltstone.store.shard.shards import Shards
@@ -74,8 +75,15 @@ class Read:
 class Database:
     """Rows by topic and time. Created by a Store."""
 
-    def __init__(self, fs: FileSystem, clock: Clock, directory: PurePath, roles: Roles) -> None:
-        self._shards = Shards(fs, clock, directory, roles)
+    def __init__(
+        self,
+        fs: FileSystem,
+        clock: Clock,
+        directory: PurePath,
+        roles: Roles,
+        cluster: Replication | None = None,
+    ) -> None:
+        self._shards = Shards(fs, clock, directory, roles, cluster)
         self._feeds = Feeds(self._shards)
         # The identity of this database; a later database of the same name has another one.
         self.origin = self._shards.manifest.identity

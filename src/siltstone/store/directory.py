@@ -52,6 +52,7 @@ from siltstone.store.last_seen import newest_row_us, read_last_seen, write_last_
 from siltstone.store.log.arguments import require_kind
 from siltstone.store.log.first_slab import create_slabs
 from siltstone.store.log.slab_names import holds_rows
+from siltstone.store.shard.replicated.port import Founding, Replication
 from siltstone.store.shard.shard import LEADING, READING, Role, Roles
 from siltstone.store.slab.manifest import MANIFEST, Manifest
 from siltstone.store.slab.settings import DatabaseSettings, require_local
@@ -100,8 +101,9 @@ class Store:
         clock: Clock | None = None,
         open_engine: EngineOpener = RocksEngine,
         leads: Mapping[str, Collection[int]] | None = None,
+        cluster: Replication | None = None,
     ) -> None:
-        """Open a directory.
+        """Open a directory. `cluster` commits the rows of its replicated databases.
 
         With `leads`, several stores share the lock of an existing directory. Each leads the shards
         that it names, by database, and reads the others. None of them creates or drops databases,
@@ -121,6 +123,7 @@ class Store:
         self._closed = False
         self._file_lock = None
         self._leads = leads
+        self._cluster = cluster
         if read_only:
             self._check_version()
             return
@@ -215,22 +218,30 @@ class Store:
             _check_name(name)
             if settings is not None:
                 require_kind("settings", settings, DatabaseSettings, "a DatabaseSettings")
-                require_local(settings.backend)
             directory = self._paths.database(name)
             if self._fs.exists(directory / MANIFEST):
                 raise ExistsError(f"database {name!r} exists already")
             if self._fs.exists(directory):
                 self._clear_remains(directory)
+            founding = self._founding(name, settings or DatabaseSettings())
             create_directories(self._fs, directory)
             manifest = Manifest(
-                database=name,
-                salt=secrets.randbits(63),
-                settings=settings or DatabaseSettings(),
-                slabs=(),
+                database=name, salt=founding.salt, settings=founding.settings, slabs=()
             )
-            manifest = create_slabs(self._fs, self._clock, directory, manifest)
+            manifest = create_slabs(self._fs, self._clock, directory, manifest, founding.created_us)
             replace_file(self._fs, directory / MANIFEST, manifest.encode())
             return self._open(name)
+
+    def _founding(self, name: str, settings: DatabaseSettings) -> Founding:
+        """Return what is decided once for a new database, by all sites if it is replicated."""
+        if settings.backend == "local":
+            return Founding(
+                salt=secrets.randbits(63), created_us=self._clock.now_us(), settings=settings
+            )
+        if self._cluster is None:
+            require_local(settings.backend)
+        assert self._cluster is not None
+        return self._cluster.found(name, settings)
 
     def database(self, name: str) -> Database:
         """Open a database with its own settings. Raises: NotFoundError, CorruptionError."""
@@ -430,7 +441,7 @@ class Store:
 
     def _open(self, name: str) -> Database:
         directory = self._paths.database(name)
-        database = Database(self._fs, self._clock, directory, self._roles(name))
+        database = Database(self._fs, self._clock, directory, self._roles(name), self._cluster)
         self._databases = {**self._databases, name: database}
         return database
 
@@ -483,7 +494,11 @@ class Store:
 
 
 def open_store(
-    path: str | PurePath, *, read_only: bool = False, clock: Clock | None = None
+    path: str | PurePath,
+    *,
+    read_only: bool = False,
+    clock: Clock | None = None,
+    cluster: Replication | None = None,
 ) -> Store:
     """Open a data directory: for writing, which locks it and creates it if necessary, or for
     reading.
@@ -500,7 +515,7 @@ def open_store(
         raise UsageError(f"path is not valid Unicode: path={str(path)!r}") from exc
     if 0 in encoded:
         raise UsageError(f"path must not have the character U+0000: path={str(path)!r}")
-    return Store(absolute_path(path), read_only=read_only, clock=clock)
+    return Store(absolute_path(path), read_only=read_only, clock=clock, cluster=cluster)
 
 
 def _without(known: Mapping[str, _T], name: str) -> dict[str, _T]:

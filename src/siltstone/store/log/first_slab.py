@@ -16,27 +16,45 @@ from siltstone.store.slab.manifest import Manifest, SlabRecord, SlabState
 from siltstone.topic.structure import Structure
 
 
-def create_slabs(fs: FileSystem, clock: Clock, directory: PurePath, manifest: Manifest) -> Manifest:
-    """Create the first slab of every shard; return the manifest that makes the database exist."""
+def create_slabs(
+    fs: FileSystem,
+    clock: Clock,
+    directory: PurePath,
+    manifest: Manifest,
+    created_us: int | None = None,
+) -> Manifest:
+    """Create the first slab of every shard; return the manifest that makes the database exist.
+
+    `created_us` is given if the slabs exist at other sites too, since then.
+    """
     records: list[SlabRecord] = []
     for number in range(manifest.settings.shards):
-        record, committer = first_slab(fs, clock, directory, manifest, number)
+        record, committer = first_slab(
+            fs, clock, directory, manifest, number, created_us=created_us
+        )
         committer.close()
         records.append(record)
     return manifest.with_slabs(records)
 
 
 def first_slab(
-    fs: FileSystem, clock: Clock, directory: PurePath, manifest: Manifest, number: int
+    fs: FileSystem,
+    clock: Clock,
+    directory: PurePath,
+    manifest: Manifest,
+    number: int,
+    *,
+    created_us: int | None = None,
 ) -> tuple[SlabRecord, Committer]:
     """Begin the first slab of a shard; it exists once the manifest contains its record."""
+    since_us = clock.now_us() if created_us is None else created_us
     record = SlabRecord(
         shard=number,
         generation=1,
         state=SlabState.CURRENT,
-        since_us=clock.now_us(),
+        since_us=since_us,
         until_us=None,
-        created_us=clock.now_us(),
+        created_us=since_us,
     )
     committer = begin_in_place(
         fs,

@@ -293,6 +293,13 @@ class ChainWriter:
         self._identity = identity
         self._sealed_bytes = sealed_bytes
         self.active: SegmentWriter | None = None
+        # See SegmentWriter.
+        self._notes_sync = True
+
+    @property
+    def seed(self) -> int:
+        """The seed of the checksums of all frames."""
+        return self._identity.seed
 
     def size_bytes(self) -> int:
         """Return the disk space of the chain in bytes."""
@@ -303,6 +310,14 @@ class ChainWriter:
         """Measure the disk space of the sealed segments again: files of them were replaced."""
         active = self.chain.handles[-1].path.name if self.active is not None else ""
         self._sealed_bytes = directory_bytes(self._fs, self.chain.directory, but=active)
+
+    def forget_syncs(self) -> None:
+        """Leave out of the frames from now on how far this site had synced: all sites write the
+        same bytes.
+        """
+        self._notes_sync = False
+        if self.active is not None:
+            self.active.notes_sync = False
 
     def adopt(self, writer: SegmentWriter) -> None:
         """Continue to write a recovered segment, the last one of the chain."""
@@ -358,6 +373,7 @@ class ChainWriter:
             assert fits, "the segment was made for this frame"
         if self.active is not None:
             self.active.close()
+        writer.notes_sync = self._notes_sync
         self.active = writer
         handle = SegmentHandle(self._fs, writer.segment.path, writer.segment)
         self.chain.handles = (*kept, handle)

@@ -107,6 +107,8 @@ class SegmentWriter:
         self._last_us = index.last_times[-1] if index.frame_count else segment.header.created_us
         self._spare = SpareRooms()
         self._closed = False
+        # Off for replicated shards: the bytes of a frame must not depend on when this site synced.
+        self.notes_sync = True
         # The end of the last frame that was written; rooms may follow it.
         self._written = index.end_position
         self._unpublished: list[tuple[int, FrameHeader, Directory]] = []
@@ -207,7 +209,7 @@ class SegmentWriter:
             assert fits, "the segment is full"
         assert self._claim is not None
         (position, length), self._claim = self._claim, None
-        header.synced_position = self.segment.synced_position
+        header.synced_position = self.segment.synced_position if self.notes_sync else 0
         head = encode_frame(header, body, self.segment.header.seed)
         assert header.length == length
         written = 0

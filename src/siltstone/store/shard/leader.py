@@ -24,7 +24,7 @@ from siltstone.fs.api import FileSystem
 from siltstone.guard import contain
 from siltstone.store.log.first_slab import begin_in_place
 from siltstone.store.log.opening import RecoveryReport, identity_of, reopen_slab, slab_directory
-from siltstone.store.log.records import GenerationRecord
+from siltstone.store.log.records import DropRecord, GenerationRecord, SettingsRecord
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.slab_names import find_slab, open_slab
 from siltstone.store.log.write.committer import Committer, OnStored
@@ -32,11 +32,16 @@ from siltstone.store.log.write.cook import Call, Cooked
 from siltstone.store.log.write.layout import Admit, LogLayout
 from siltstone.store.log.write.shard import LogShard
 from siltstone.store.segment.chain import directory_bytes
+from siltstone.store.shard.replicated.apply import apply_change
+from siltstone.store.shard.replicated.log import Files, ReplicatedLog
+from siltstone.store.shard.replicated.port import Replication
+from siltstone.store.shard.replicated.router import Router
 from siltstone.store.shard.shard import Role, end_of
 from siltstone.store.slab.manifest import ManifestFile, SlabId, SlabRecord, SlabState
 from siltstone.store.slab.marks import read_seed, sow
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.commit_log import CommitLog, Record
+from siltstone.store.writer.replication.messages import Change
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.structure import Structure
 
@@ -88,15 +93,21 @@ class Leading:
     listeners: Listeners
     admit: Admit
     look_after: Callable[[int], None]
+    # Stores a record of the shard with this number that changes the manifest.
+    manage: Callable[[int, DropRecord | SettingsRecord], None]
     recovered: Callable[[RecoveryReport], None]
     # The shards that are open, in the order in which they were opened.
     opened: list[LeaderShard]
+    # If the database is replicated: the cluster that commits its records.
+    cluster: Replication | None = None
 
 
 class LeaderShard:
-    """The slabs of a shard that this process writes, and their queue."""
+    """The slabs of a shard that this process writes, and their queue.
 
-    role: Final = Role.LEADER
+    If the database is replicated, the shard may follow the leader at another site: then the queue
+    has no calls, and its thread stores what the leader has committed.
+    """
 
     def __init__(self, number: int, leading: Leading, committer: Committer | None = None) -> None:
         """Create a shard that is opened later, or a new one with its committer."""
@@ -110,9 +121,18 @@ class LeaderShard:
         # Set while a thread opens the shard. The event is set when the opening ends.
         self._opening: Event | None = None
         self._queue: LogShard | None = None
+        # If the database is replicated: the log that all sites share, and the way to the leader.
+        self._shared: ReplicatedLog | None = None
+        self._router: Router | None = None
         if committer is not None:
             self._name(committer.slab)
             self._queue = self._start(leading, committer)
+
+    @property
+    def role(self) -> Role:
+        """The role of this process."""
+        shared = self._shared
+        return Role.LEADER if shared is None or shared.leads else Role.FOLLOWER
 
     @property
     def opened(self) -> LogShard | None:
@@ -166,7 +186,11 @@ class LeaderShard:
 
         Raises: OverloadedError, PoisonedError, ClosedError, CorruptionError.
         """
-        self.queue().submit(call, ticket, timeout)
+        queue = self.queue()
+        if self._router is None:
+            queue.submit(call, ticket, timeout)
+        else:
+            self._router.append(call, ticket, timeout)
 
     def slabs(self) -> tuple[Slab, ...]:
         """Return the slabs by generation. Raises: ClosedError, CorruptionError."""
@@ -258,6 +282,10 @@ class LeaderShard:
         self.refuse()
         self.wait_for_opening()
         queue, self._queue = self._queue, None
+        shared, router = self._shared, self._router
+        if shared is not None and router is not None:
+            shared.close()
+            router.close()
         return None if queue is None else queue.close()
 
     def release(self) -> None:
@@ -290,6 +318,7 @@ class LeaderShard:
 
     def _start(self, leading: Leading, committer: Committer) -> LogShard:
         self._attend(leading, committer)
+        shared = self._share(leading, committer)
         layout = LogLayout(
             self.number,
             committer,
@@ -297,10 +326,67 @@ class LeaderShard:
             turn_over=partial(self._turn_over, leading),
             admit=leading.admit,
             housekeeping=partial(leading.look_after, self.number),
+            examine=None if shared is None else shared.examine,
         )
         queue = LogShard(layout, leading.clock)
         leading.opened.append(self)
+        if shared is not None:
+            self._follow(leading, shared, queue)
         return queue
+
+    def _share(self, leading: Leading, committer: Committer) -> ReplicatedLog | None:
+        """Return the log that all sites of a replicated database share, and commit through it."""
+        cluster, manifest = leading.cluster, leading.manifest.current
+        if cluster is None:
+            return None
+        shared = ReplicatedLog(
+            fs=leading.fs,
+            clock=leading.clock,
+            directory=leading.directory,
+            database=manifest.database,
+            identity=bytes.fromhex(manifest.identity.text),
+            shard=self.number,
+            next_serial=committer.next_serial,
+            cluster=cluster,
+        )
+        committer.replicate(shared)
+        return shared
+
+    def _follow(self, leading: Leading, shared: ReplicatedLog, queue: LogShard) -> None:
+        """Begin to read the shared log."""
+        assert leading.cluster is not None
+        router = Router(
+            shared,
+            leading.cluster,
+            producer=leading.cluster.producer(),
+            submit=partial(queue.submit, timeout=0.0),
+            pending_bytes_max=lambda: queue.committer.settings.pending_bytes_max,
+        )
+        self._shared, self._router = shared, router
+        shared.bind(
+            Files(
+                apply=partial(self._apply, leading, queue),
+                publish=lambda: queue.committer.publish(),  # noqa: PLW0108 - another one later
+                sync=lambda: queue.committer.sync(),  # noqa: PLW0108
+                resume=lambda: queue.committer.resume(),  # noqa: PLW0108
+                next_serial=lambda: queue.committer.next_serial,
+                order=queue.order,
+                submit=router.submit,
+                waits=lambda: router.pending,
+                changed=router.look,
+            )
+        )
+
+    def _apply(self, leading: Leading, queue: LogShard, change: Change) -> None:
+        """Store what another site has committed."""
+
+        def turn(record: GenerationRecord) -> None:
+            queue.turn(lambda committer: self._store_next(leading, committer, record))
+
+        def manage(record: DropRecord | SettingsRecord) -> None:
+            leading.manage(self.number, record)
+
+        apply_change(change, queue.committer, turn=turn, manage=manage)
 
     def _attend(self, leading: Leading, committer: Committer) -> None:
         """Connect the listeners to a committer, and limit the descriptors that it holds open."""
@@ -415,7 +501,10 @@ class LeaderShard:
             producers=record.producers,
             serial=record.begun.first_serial,
         )
-        successor.log = committer.log
+        if self._shared is None:
+            successor.log = committer.log
+        else:
+            successor.replicate(self._shared)
         self._attend(leading, successor)
         with leading.lock:
             leading.manifest.update(record.change)

@@ -19,10 +19,12 @@ from siltstone.store.slab.manifest import SlabId
 class Role(Enum):
     """What this process does with the files of a shard.
 
-    A LEADER writes them. A READER reads what another process writes, or has written.
+    A LEADER decides what is written. A FOLLOWER writes what the leader, at another site of the
+    cluster, has committed. A READER reads what another process writes, or has written.
     """
 
     LEADER = "leader"
+    FOLLOWER = "follower"
     READER = "reader"
 
 

@@ -25,15 +25,17 @@ from siltstone.fs.publish import create_directories
 from siltstone.guard import contain
 from siltstone.store.log.first_slab import first_slab
 from siltstone.store.log.opening import RecoveryReport
-from siltstone.store.log.records import SettingsRecord
+from siltstone.store.log.records import DropRecord, SettingsRecord
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.slab_names import check_open
 from siltstone.store.log.write.committer import OnStored
 from siltstone.store.shard.compaction import Compaction, settle
+from siltstone.store.log.write.shard import LogShard
 from siltstone.store.shard.leader import WARM_SHARDS, LeaderShard, Leading, Listeners
 from siltstone.store.shard.manifest_change import ManifestChange
 from siltstone.store.shard.reader import ReaderShard
-from siltstone.store.shard.shard import Role, Roles
+from siltstone.store.shard.replicated.port import Replication
+from siltstone.store.shard.shard import READING, Role, Roles
 from siltstone.store.shard.upkeep import Upkeep
 from siltstone.store.slab.added_logs import AddedLog
 from siltstone.store.slab.drops import DropLog
@@ -54,7 +56,14 @@ from siltstone.store.slab.space import Space
 class Shards:
     """The shards of a database by number. All methods may be called from any thread."""
 
-    def __init__(self, fs: FileSystem, clock: Clock, directory: PurePath, roles: Roles) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        clock: Clock,
+        directory: PurePath,
+        roles: Roles,
+        cluster: Replication | None = None,
+    ) -> None:
         self._fs = fs
         self._clock = clock
         self._directory = directory
@@ -81,6 +90,12 @@ class Shards:
         self._locks: list[FileLock] = []
         self._leading: Leading | None = None
         self._upkeep: Upkeep | None = None
+        self._cluster: Replication | None = None
+        if roles.leads_any and read_manifest(fs, directory).settings.backend == "replicated":
+            self._cluster = cluster
+            if cluster is None:
+                # Only the sites of its cluster write to it.
+                self._roles = roles = READING
         if not roles.leads_any:
             self._read_manifest = read_manifest(fs, directory)
             self._adopt(self._read_manifest)
@@ -106,6 +121,8 @@ class Shards:
             look_after=self._look_after,
             recovered=self._recovered,
             opened=self._opened,
+            manage=self._manage,
+            cluster=self._cluster,
         )
         self._upkeep = Upkeep(self._leading, self._leaders)
         self._topics = set(file.current.logs)
@@ -158,8 +175,8 @@ class Shards:
 
     def leader(self, number: int) -> LeaderShard:
         """Return a shard that this process leads. Raises: UsageError, ClosedError."""
-        shard = self.numbered(number)
-        if shard.role is Role.LEADER:
+        self.numbered(number)
+        if number in self._leaders:
             return self._leaders[number]
         raise UsageError(f"this process only reads shard {number}: ask its leader")
 
@@ -249,6 +266,7 @@ class Shards:
     def configure(self, changes: Mapping[str, Any]) -> DatabaseSettings:
         """Apply changed settings. Raises: UsageError."""
         leading = self._leads_all("change settings")
+        self._refuse_replicated("change settings")
         with self._configure_lock:
             # Impossible changes are refused before they are committed.
             leading.manifest.current.settings.changed(changes)
@@ -314,11 +332,13 @@ class Shards:
     def drop(self, slab: SlabId) -> None:
         """Delete a sealed slab: first from the manifest, then from the disk."""
         self.slab(slab)
+        self._refuse_replicated("drop slabs")
         self.upkeep.drop(slab)
 
     def enforce_retention(self) -> list[SlabId]:
         """Drop the slabs that exceed the retention by age or size; return their ids."""
         upkeep = self.upkeep
+        self._refuse_replicated("drop slabs")
         if self._readers:
             with self._refresh_lock:
                 self._read_again()
@@ -420,6 +440,10 @@ class Shards:
         if not self._roles.leads_all:
             raise UsageError(f"to {act}, open the database with all its shards for writing")
         return self._leading
+
+    def _refuse_replicated(self, act: str) -> None:
+        if self._cluster is not None:
+            raise UsageError(f"to {act} is not possible in a replicated database yet")
 
     def _read_again(self) -> None:
         """Adopt the manifest that is on the disk now."""
@@ -540,11 +564,32 @@ class Shards:
             )
         return self._measured_bytes
 
+    def _manage(self, number: int, record: DropRecord | SettingsRecord) -> None:
+        """Store a record of another site that changes the manifest."""
+        assert self._leading is not None
+        assert self._upkeep is not None
+        if isinstance(record, DropRecord):
+            self._upkeep.adopt_drop(record)
+            return
+        change = ManifestChange(self._leading.manifest)
+        change.store(record)
+        change.sync()
+        settings = self._leading.manifest.current.settings
+        for shard in list(self._leaders.values()):
+            queue = shard.opened
+            if queue is None:
+                continue
+            if shard.number == number:
+                queue.committer.configure(settings)
+            else:
+                # Its own thread does it, which must not be waited for.
+                queue.order(partial(_configure, queue, settings))
+
     def _look_after(self, number: int) -> None:
         """Seal a slab that is due, and from time to time drop the slabs that are due."""
         queue = self._leaders[number].opened
-        if queue is None:
-            # The shard is still being opened, or it is being closed.
+        if queue is None or self._leaders[number].role is not Role.LEADER:
+            # The shard is still being opened, or it is being closed; or another site decides.
             return
         settings = self.manifest.settings
         turned = due_for_turn(
@@ -560,5 +605,10 @@ class Shards:
         now = self._clock.monotonic()
         if turned or now - self._checked_at >= 1.0:
             self._checked_at = now
-            if settings.retain_bytes is not None or settings.retain_seconds is not None:
+            limits = (settings.retain_bytes, settings.retain_seconds)
+            if self._cluster is None and limits != (None, None):
                 self.enforce_retention()
+
+
+def _configure(queue: LogShard, settings: DatabaseSettings) -> None:
+    queue.committer.configure(settings)

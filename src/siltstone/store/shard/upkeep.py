@@ -149,6 +149,23 @@ class Upkeep:
         with self._leading.lock:
             self._adopt_tiered()
 
+    def adopt_drop(self, record: DropRecord) -> None:
+        """Drop the slabs that another site of the cluster has dropped, unless they are gone."""
+        with self._leading.lock:
+            known = {each.id: each for each in self._manifest.slabs}
+            gone = [known[slab] for slab in record.slabs if slab in known]
+            if not gone:
+                return
+            change = ManifestChange(self._leading.manifest)
+            change.store(record)
+            change.sync()
+            why: Why = "command" if record.reclaimed is None else "delivered"
+            for each in gone:
+                size_bytes = self._leaders[each.shard].forget(each.id)
+                rows = (each.until_serial or each.first_serial) - each.first_serial
+                self.drops.tell(Dropped(each.id, why, rows, size_bytes))
+        self.finish_drops()
+
     def finish_drops(self) -> None:
         """Remove the files of slabs that are listed under `dropping`."""
         leading = self._leading

@@ -35,6 +35,13 @@ class RowPlaces:
         self._times = times
         self._places: array[int] | None = None
 
+    @classmethod
+    def of(cls, first: int, places: Sequence[int]) -> RowPlaces:
+        """Return places that another site has computed, of the rows from `first` on."""
+        known = cls(_no_times)
+        known._places = array("I", [0] * first + list(places))
+        return known
+
     def between(self, start: int, stop: int) -> array[int]:
         """Return the positions of the rows [start, stop), counted in order of arrival."""
         if self._places is None:
@@ -46,6 +53,10 @@ class RowPlaces:
                 places[time - first] = place
             self._places = places
         return self._places[start:stop]
+
+
+def _no_times() -> memoryview:
+    raise AssertionError("the places are known")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +108,12 @@ class Ticket:
     def error(self) -> Exception | None:
         """The error of the call; None if it has none, or if the outcome is not known yet."""
         return self._error
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome of the first part that was stored; None if none was."""
+        outcomes = self._outcomes
+        return outcomes[0][0] if outcomes else None
 
     @property
     def duplicate(self) -> bool:

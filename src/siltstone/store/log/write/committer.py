@@ -16,6 +16,7 @@ from typing import Final
 from siltstone.clock import Clock
 from siltstone.errors import (
     DiskError,
+    OutcomeUnknownError,
     PoisonedError,
     RetryError,
     SiltstoneError,
@@ -24,11 +25,11 @@ from siltstone.errors import (
 from siltstone.store.log.records import RollRecord
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.blocks import cooked_block, encode_block, room_for_frame
-from siltstone.store.log.write.cook import Block, Call, Cook, Cooked
+from siltstone.store.log.write.cook import Block, Call, Cook, Cooked, claims_of
 from siltstone.store.log.write.repetitions import without_repetitions
 from siltstone.store.segment.body import directory_of, encode_rows
 from siltstone.store.segment.chain import ChainWriter
-from siltstone.store.segment.frame import LZ4, PLAIN, ROWS, ZSTD, FrameHeader
+from siltstone.store.segment.frame import LZ4, PLAIN, ROWS, ZSTD, FrameHeader, encode_frame
 from siltstone.store.segment.index import Directory
 from siltstone.store.segment.view import compress
 from siltstone.store.segment.writer import Room, SegmentWriter
@@ -36,6 +37,7 @@ from siltstone.store.slab.manifest import SlabId
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.commit_log import LOCAL_LOG, CommitLog, Record, RecordKind
 from siltstone.store.writer.producers import ProducerTable
+from siltstone.store.writer.replication.messages import Call as Claim
 from siltstone.store.writer.ticket import Outcome, RowPlaces
 from siltstone.topic.structure import Structure
 
@@ -61,10 +63,18 @@ class FrameRecord(Record):
         self.edges = edges
         self.producers = b""
         self.wants_sync = True
+        # The seed of the checksum, which is the same in all segments of a slab.
+        self.seed = 0
+        # What a replicated log needs of the calls, to recognise them when they are repeated.
+        self.claims: list[Claim] = []
         # Either rows or a block, which has one stream.
         self.cooked: Cooked | None = None
         self.block: Block | None = None
         self.stream_id = 0
+
+    def payload(self) -> bytes:
+        """Return the frame as all sites store it."""
+        return encode_frame(self.header, self.body, self.seed) + self.body
 
     def rows(self) -> Cooked:
         """Return the rows."""
@@ -155,9 +165,11 @@ class Committer:
         if cooked.row_count:
             try:
                 frame = self._prepare(cooked, sync=sync)
+                frame.claims = claims_of(fresh)
                 frame_serial = frame.header.first_serial
                 self.log.commit(frame, self, sync=sync)
-            except RetryError as exc:
+            except (RetryError, OutcomeUnknownError) as exc:
+                # A replicated log stores a record of unknown outcome when it counts.
                 self._was_full = isinstance(exc, StorageFullError)
                 self._forget(learned=bool(cooked.edges))
                 raise
@@ -243,6 +255,7 @@ class Committer:
             len(plain),
         )
         frame = FrameRecord(header, body, directory_of(cooked.streams), cooked.edges)
+        frame.seed = self.seed
         frame.producers = cooked.producers
         frame.cooked = cooked
         frame.wants_sync = sync
@@ -309,6 +322,8 @@ class Committer:
     def publish(self) -> None:
         """Make all written frames visible to readers, and call the listeners."""
         frames, self._stored = self._stored, []
+        if not frames:
+            return
         # Readers must know a stream before its rows become visible, or they would miss them.
         self.slab.publish([frame.edges for frame in frames if frame.edges])
         self._active().publish()
@@ -318,6 +333,28 @@ class Committer:
         if self.on_stored is not None and (self.is_heard is None or self.is_heard()):
             for frame in frames:
                 self.on_stored(self.slab.id, frame.header.first_serial, frame.rows())
+
+    @property
+    def seed(self) -> int:
+        """The seed of the checksums of all frames of the slab."""
+        return self._writer.seed
+
+    @property
+    def segment_place(self) -> tuple[int, int]:
+        """The first serial of the last segment, and the size of its file in bytes."""
+        segment = self._writer.chain.handles[-1].segment()
+        return segment.header.base_serial, segment.header.file_bytes
+
+    def replicate(self, log: CommitLog) -> None:
+        """Commit through a log that other sites share: all sites write the same bytes."""
+        self.log = log
+        self._writer.forget_syncs()
+
+    def resume(self) -> None:
+        """Prepare records from what is stored now: other records may have been stored since the
+        last one was prepared here.
+        """
+        self._cook = self._new_cook()
 
     def has_stored(self, producer: bytes, sequence: int) -> bool:
         """Return whether a call of a producer was stored. From any thread."""

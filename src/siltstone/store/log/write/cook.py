@@ -25,6 +25,7 @@ from siltstone.store.segment.body import StreamRows
 from siltstone.store.segment.frame import PRODUCER
 from siltstone.store.segment.writer import Room
 from siltstone.store.writer.queue import Queued
+from siltstone.store.writer.replication.messages import Call as Claim
 from siltstone.topic.grammar import check_topic
 from siltstone.topic.structure import Stream, Structure
 
@@ -70,6 +71,8 @@ class Call(Queued):
         self.error: SiltstoneError | None = None
         # Used instead of the batch if it is set.
         self.block: Block | None = None
+        # Identifies the call in a replicated database: it is stored once, however often it is sent.
+        self.claim: Claim | None = None
 
     @property
     def row_count(self) -> int:
@@ -79,6 +82,11 @@ class Call(Queued):
     def item_count(self) -> int:
         """Return the number of rows."""
         return self.row_count
+
+
+def claims_of(calls: list[Call]) -> list[Claim]:
+    """Return the claims of the calls that are stored."""
+    return [call.claim for call in calls if call.claim is not None and call.error is None]
 
 
 def has_sound_topics(call: Call) -> bool:

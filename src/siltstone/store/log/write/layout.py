@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from itertools import groupby
 from threading import Lock
 from typing import Final
@@ -27,6 +27,8 @@ _FRAME_BYTES: Final = 16 * 1024 * 1024
 _FRAME_ROWS: Final = 1 << 20
 
 TurnOver = Callable[[Committer], Committer]
+# Returns for each call its outcome if it is not to be stored now, else None.
+Examine = Callable[[Sequence[Call]], list[Outcome | Exception | None]]
 # Returns the error that refuses this number of bytes; None if they may be stored.
 Admit = Callable[[int], SiltstoneError | None]
 
@@ -46,6 +48,7 @@ class LogLayout:
         turn_over: TurnOver,
         admit: Admit,
         housekeeping: Callable[[], None],
+        examine: Examine | None = None,
     ) -> None:
         self.number = number
         self.committer = committer
@@ -53,6 +56,7 @@ class LogLayout:
         self._clock = clock
         self._turn_over = turn_over
         self._housekeeping = housekeeping
+        self._examine = examine
         self._refused = RefusedSequences()
         self._refused_lock = Lock()
         self._written_at = 0.0
@@ -85,6 +89,15 @@ class LogLayout:
         return self.committer.poisoned_by is not None
 
     def commit(self, batch: list[Call]) -> list[Outcome | Exception]:
+        """Store the calls; of a replicated shard, those that it may store."""
+        if self._examine is None:
+            return self._commit(batch)
+        found = self._examine(batch)
+        wanted = [call for call, known in zip(batch, found, strict=True) if known is None]
+        stored = iter(self._commit(wanted) if wanted else ())
+        return [next(stored) if known is None else known for known in found]
+
+    def _commit(self, batch: list[Call]) -> list[Outcome | Exception]:
         """Store the admitted calls; remember which calls a producer must repeat."""
         if len(batch) == 1 and not batch[0].producer:
             refusal = self._refusal(batch[0], 0, ())

@@ -126,6 +126,13 @@ class LogShard:
         """Commit the queued calls and end the thread; return the error of the last sync."""
         return self._writer.close()
 
+    def order(self, act: Callable[[], None]) -> Ticket:
+        """Run a function on the thread of the shard, behind everything queued so far.
+
+        Raises: PoisonedError, ClosedError.
+        """
+        return self._order(act)
+
     def _order(self, act: Callable[[], None]) -> Ticket:
         def obey() -> None:
             try:

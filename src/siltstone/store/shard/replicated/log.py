@@ -1,0 +1,490 @@
+"""The commit log of a replicated shard: it connects the pure core with the shared log and files.
+
+The thread of the shard owns the core. Other threads put events into the inbox: messages of the
+shared log, its bounds, the wish to lead, and the passing of time. The thread of the shard takes
+them between two commits, or while `commit` waits until its record has counted.
+
+Invariants:
+- the actions of one event are executed, in order, before the next event is taken;
+- what counted is stored in the order of the log. If that fails for lack of space, nothing further
+  is read until it succeeds;
+- a record is acknowledged only after it counted in this site's own reading of the log and was
+  written to the segments. The sync of the segments comes later: the shared log has synced it;
+- the mark is replaced after the segments were synced.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from threading import Condition
+from typing import Final
+
+from siltstone.clock import Clock
+from siltstone.errors import (
+    CorruptionError,
+    OutcomeUnknownError,
+    RetryError,
+    SiltstoneError,
+    UsageError,
+)
+from siltstone.fs.api import FileSystem
+from siltstone.logs import log
+from siltstone.store.log.write.committer import FrameRecord
+from siltstone.store.log.write.cook import Call, has_sound_topics
+from siltstone.store.shard.replicated.mark_file import Marked, read_mark, write_mark
+from siltstone.store.shard.replicated.payloads import BadPayloadError, payload_of
+from siltstone.store.shard.replicated.port import (
+    LogView,
+    NotLeaderError,
+    OutOfOrderError,
+    Replication,
+)
+from siltstone.store.writer.commit_log import Record, Replica
+from siltstone.store.writer.replication.actions import (
+    Action,
+    Copy,
+    Fetch,
+    Lead,
+    Publish,
+    StepDown,
+    Stop,
+    Store,
+)
+from siltstone.store.writer.replication.follower import Bounds, Follower, Progress, Status
+from siltstone.store.writer.replication.leader import Admission
+from siltstone.store.writer.replication.messages import (
+    WHOLE_KINDS,
+    Change,
+    Identity,
+    MessageKind,
+)
+from siltstone.store.writer.replication.producers import Producers
+from siltstone.store.writer.replication.rule import Position
+from siltstone.store.writer.replication.shard import READING, ReplicatedShard
+from siltstone.store.writer.ticket import Outcome, Ticket
+
+_LOG: Final = logging.getLogger("siltstone.store")
+AGAIN_SECONDS: Final = 0.5
+# The bytes of unread messages above which the tail is not read further.
+INBOX_BYTES_MAX: Final = 64 * 1024 * 1024
+# Every site may have a shard of its own rows under way; larger numbers only hide what waits.
+EPOCH: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """The next message of the tail."""
+
+    sequence: int
+    data: bytes
+
+
+class _Claim:
+    """The wish to lead."""
+
+
+class _Tick:
+    """Some time has passed."""
+
+
+_Event = _Message | Bounds | Progress | _Claim | _Tick
+
+
+class Files:
+    """The files of a replicated shard, as its commit log uses them. On the thread of the shard."""
+
+    def __init__(
+        self,
+        *,
+        apply: Callable[[Change], None],
+        publish: Callable[[], None],
+        sync: Callable[[], None],
+        resume: Callable[[], None],
+        next_serial: Callable[[], int],
+        order: Callable[[Callable[[], None]], object],
+        submit: Callable[[Call, Ticket], None],
+        waits: Callable[[], int],
+        changed: Callable[[], None],
+    ) -> None:
+        self.apply = apply
+        self.publish = publish
+        self.sync = sync
+        self.resume = resume
+        self.next_serial = next_serial
+        self.order = order
+        self.submit = submit
+        # The number of calls of this site that have no outcome yet.
+        self.waits = waits
+        # Called when another leader, or none, is known.
+        self.changed = changed
+
+
+class ReplicatedLog:
+    """The commit log of one replicated shard."""
+
+    def __init__(
+        self,
+        *,
+        fs: FileSystem,
+        clock: Clock,
+        directory: PurePath,
+        database: str,
+        identity: bytes,
+        shard: int,
+        next_serial: int,
+        cluster: Replication,
+    ) -> None:
+        """Continue behind the mark. Raises: CorruptionError if the files have less than it says."""
+        self.database = database
+        self.shard = shard
+        self.identity = Identity(database=identity, shard=shard, epoch=EPOCH)
+        self._fs = fs
+        self._clock = clock
+        self._directory = directory
+        self._cluster = cluster
+        marked = read_mark(fs, directory, shard)
+        if marked is None:
+            marked = Marked(
+                position=Position(identity=self.identity), producers=Producers(), next_serial=0
+            )
+        if marked.position.identity != self.identity:
+            raise CorruptionError("the mark belongs to another shard", path=directory)
+        if marked.next_serial > next_serial:
+            raise CorruptionError(
+                f"rows are missing that this site had synced: next_serial={next_serial} "
+                f"marked={marked.next_serial}",
+                path=directory,
+            )
+        self._marked = marked.position
+        follower = Follower(marked.position, marked.producers)
+        # Each record waits for the one before it, so one record under way is all that is needed.
+        self._core = ReplicatedShard(cluster.site, cluster.boot, follower)
+        self._files: Files | None = None
+        self._condition = Condition()
+        self._inbox: deque[_Event] = deque()
+        self._inbox_bytes = 0
+        self._ordered = False
+        self._closing = False
+        # What counted and could not be stored yet.
+        self._unstored: Change | None = None
+        self._committing: tuple[Record, Replica] | None = None
+        self._stored = False
+        self._deposed = False
+        self._lost = False
+        self._requests = 0
+        self.view = self._look()
+
+    # From any thread.
+
+    @property
+    def leads(self) -> bool:
+        """Whether this site leads the shard, as far as it has read the log."""
+        return self.view.leads
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more messages should be delivered for now."""
+        return self._inbox_bytes >= INBOX_BYTES_MAX
+
+    def bind(self, files: Files) -> None:
+        """Begin: from now on events may come."""
+        self._files = files
+        self._cluster.attach(self)
+
+    def deliver(self, sequence: int, data: bytes) -> None:
+        """Take the next message of the tail."""
+        self._put(_Message(sequence, data), len(data))
+
+    def found(self, bounds: Bounds) -> None:
+        """Take the bounds of the log, when its tail was opened or looked at."""
+        self._put(bounds)
+
+    def heard(self, progress: Progress) -> None:
+        """Compare the history with that of another site."""
+        self._put(progress)
+
+    def claim(self) -> None:
+        """Ask to lead."""
+        self._put(_Claim())
+
+    def tick(self) -> None:
+        """Store what waits, write the mark if it is due, and send calls again."""
+        self._put(_Tick())
+
+    @property
+    def waits(self) -> int:
+        """The number of calls of this site that have no outcome yet."""
+        return 0 if self._files is None else self._files.waits()
+
+    def accept(self, call: Call, ticket: Ticket) -> None:
+        """Take a call of another site. Raises: OverloadedError, PoisonedError, ClosedError."""
+        assert self._files is not None
+        self._files.submit(call, ticket)
+
+    def close(self) -> None:
+        """End: a commit under way gets no outcome any more."""
+        self._cluster.detach(self)
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+
+    def _put(self, event: _Event, size: int = 0) -> None:
+        with self._condition:
+            if self._closing:
+                return
+            self._inbox.append(event)
+            self._inbox_bytes += size
+            self._condition.notify_all()
+            if self._ordered or self._files is None:
+                return
+            self._ordered = True
+            order = self._files.order
+        try:
+            order(self._drain)
+        except SiltstoneError:
+            # The shard is closed or poisoned: it reads nothing more.
+            with self._condition:
+                self._closing = True
+
+    # On the thread of the shard.
+
+    def commit(self, record: Record, replica: Replica, *, sync: bool) -> None:  # noqa: ARG002
+        """Publish a record until it has counted, then store it. The shared log has synced it.
+
+        Raises: NotLeaderError, with nothing stored; OutcomeUnknownError.
+        """
+        core = self._core
+        if core.leader is None or self._unstored is not None:
+            raise NotLeaderError(f"this site does not lead shard {self.shard}")
+        if isinstance(record, FrameRecord):
+            # The shared log syncs the rows, so readers see none that could be lost.
+            record.wants_sync = True
+            self._admit(record)
+        self._committing = (record, replica)
+        self._stored = self._deposed = self._lost = False
+        try:
+            self._do(core.freeze(MessageKind(record.kind), payload_of(record)))
+            while not self._stored:
+                self._wait_for_event(core)
+                if self._lost:
+                    raise OutcomeUnknownError(f"shard {self.shard} stopped: {self.view.reason}")
+                if self._deposed:
+                    raise NotLeaderError("another site leads the shard now; send the call again")
+        finally:
+            self._committing = None
+            self._show()
+
+    def _wait_for_event(self, core: ReplicatedShard) -> None:
+        event = self._next(AGAIN_SECONDS)
+        if event is not None:
+            self._take(event)
+        elif self._closing:
+            raise OutcomeUnknownError("the store was closed before the record counted")
+        else:
+            self._do(core.publish_again())
+            self._show()
+
+    def _admit(self, record: FrameRecord) -> None:
+        for claim in record.claims:
+            self._requests += 1
+            admission, _ = self._core.admit(self._requests, claim)
+            assert admission is Admission.TAKEN, "the call was examined before"
+
+    def examine(self, calls: Sequence[Call]) -> list[Outcome | Exception | None]:
+        """Return for each call its outcome if it need not be stored: it repeats another one, or it
+        must not be stored now. None means that it is to be stored.
+        """
+        if self._core.leader is None or self._unstored is not None:
+            return [NotLeaderError(f"this site does not lead shard {self.shard}")] * len(calls)
+        producers = self._core.follower.producers
+        ahead: dict[bytes, int] = {}
+        found: list[Outcome | Exception | None] = []
+        for call in calls:
+            claim = call.claim
+            if claim is None:
+                found.append(None)
+                continue
+            if not has_sound_topics(call):
+                # The cook refuses it, so no other call may name it as the one before.
+                found.append(None)
+                continue
+            stored = producers.last(claim.producer)
+            last = ahead.get(claim.producer, stored)
+            if claim.number <= stored:
+                found.append(_REPEATED)
+            elif producers.is_closed(claim.producer):
+                found.append(UsageError("the sender of the call was closed"))
+            elif claim.previous != last:
+                found.append(OutOfOrderError(f"an earlier call is not stored: last={last}"))
+            else:
+                ahead[claim.producer] = claim.number
+                found.append(None)
+        return found
+
+    def _drain(self) -> None:
+        """Take all events of the inbox."""
+        with self._condition:
+            self._ordered = False
+        while self._unstored is None or self._store_again():
+            event = self._next(0)
+            if event is None:
+                break
+            self._take(event)
+        assert self._files is not None
+        self._files.publish()
+        self._show()
+
+    def _show(self) -> None:
+        before, self.view = self.view, self._look()
+        now = self.view
+        is_new = (before.term, before.leads) != (now.term, now.leads)
+        if self._files is not None and (is_new or self._files.waits()):
+            self._files.changed()
+
+    def _store_again(self) -> bool:
+        """Store what could not be stored before; return whether it is stored now."""
+        assert self._unstored is not None
+        change, self._unstored = self._unstored, None
+        if not self._apply(change):
+            return False
+        assert self._files is not None
+        self._files.publish()
+        self._files.resume()
+        return True
+
+    def _next(self, seconds: float) -> _Event | None:
+        with self._condition:
+            if seconds and not self._inbox and not self._closing:
+                self._condition.wait(seconds)
+            if not self._inbox:
+                return None
+            event = self._inbox.popleft()
+            if isinstance(event, _Message):
+                self._inbox_bytes -= len(event.data)
+            return event
+
+    def _take(self, event: _Event) -> None:
+        core = self._core
+        match event:
+            case _Message():
+                self._do(core.read(event.sequence, event.data))
+            case Bounds():
+                self._do(core.attach(event))
+            case Progress():
+                self._do(core.compare(event))
+            case _Claim():
+                self._do(core.claim())
+            case _Tick():
+                self._mark()
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Publish():
+                    self._cluster.publish(self, action.data)
+                case Store():
+                    self._store(action)
+                case Lead():
+                    self._lead(action)
+                case StepDown():
+                    self._deposed = True
+                    self._note("shard_stepped_down", term=action.term)
+                case Fetch():
+                    self._cluster.fetch(self, action.sequence, action.reason)
+                case Copy():
+                    self._note("shard_behind_trim", logging.ERROR, first=action.first)
+                case Stop():
+                    self._lost = True
+                    self._note("shard_stopped", logging.CRITICAL, reason=action.reason)
+                case _:
+                    # Answers: `commit` returns when its record was stored.
+                    pass
+
+    def _store(self, action: Store) -> None:
+        change = action.change
+        if change is None or change.kind in WHOLE_KINDS:
+            return
+        if self._committing is None or self._core.leader is None:
+            self._apply(change)
+            return
+        record, replica = self._committing
+        try:
+            replica.store(record)
+        except RetryError as exc:
+            # It has counted, so it must be stored; it is like a record of another leader now.
+            self._unstored = change
+            raise OutcomeUnknownError(f"the record counted but is not stored: {exc}") from exc
+        self._stored = True
+
+    def _apply(self, change: Change) -> bool:
+        """Store a record of another leader; return whether it is stored or never will be."""
+        assert self._files is not None
+        try:
+            self._files.apply(change)
+        except RetryError as exc:
+            self._unstored = change
+            self._note("shard_waits_for_space", logging.WARNING, error=str(exc))
+            return False
+        except BadPayloadError as exc:
+            self._core.follower.stop(str(exc))
+            self._do([Stop(str(exc))])
+        return True
+
+    def _lead(self, action: Lead) -> None:
+        assert self._files is not None
+        self._files.publish()
+        self._files.resume()
+        self._note("shard_led", term=action.term)
+
+    def _mark(self) -> None:
+        """Sync the segments and replace the mark, if something counted since."""
+        position = self._core.position.mark()
+        if position == self._marked or position.parts or self._unstored is not None:
+            return
+        assert self._files is not None
+        self._files.publish()
+        self._files.sync()
+        marked = Marked(
+            position=position,
+            producers=self._core.follower.producers,
+            next_serial=self._files.next_serial(),
+        )
+        write_mark(self._fs, self._directory, self.shard, marked)
+        self._marked = position
+
+    def _look(self) -> LogView:
+        core = self._core
+        follower, leader = core.follower, core.leader
+        leads = leader is not None and follower.status in READING and self._unstored is None
+        return LogView(
+            status=follower.status,
+            reason=follower.reason,
+            progress=follower.progress(),
+            term=core.position.term,
+            leader=core.position.site,
+            leads=leads,
+            synced=self._marked.sequence,
+            waiting=0 if leader is None else leader.oldest(),
+        )
+
+    @property
+    def reads(self) -> bool:
+        """Whether messages of the tail are wanted."""
+        return self.view.status is not Status.STOPPED
+
+    def _note(self, event: str, level: int = logging.INFO, **facts: object) -> None:
+        log(_LOG, level, event, database=self.database, shard=self.shard, **facts)
+
+
+_REPEATED: Final = Outcome(
+    duplicate=True,
+    count=0,
+    timestamp_us=0,
+    frame_serial=0,
+    frame_timestamp_us=0,
+    frame_places=None,
+)

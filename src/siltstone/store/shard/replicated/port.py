@@ -1,0 +1,85 @@
+"""What a replicated shard needs of the cluster, and what the cluster sees of the shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from siltstone.errors import RetryError
+from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.writer.replication.follower import Progress, Status
+
+if TYPE_CHECKING:
+    from siltstone.store.shard.replicated.log import ReplicatedLog
+
+
+class NotLeaderError(RetryError):
+    """Another site leads the shard, or none: nothing happened; ask the leader."""
+
+
+class OutOfOrderError(RetryError):
+    """An earlier call of the same sender is not stored: nothing happened; send both in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogView:
+    """The state of a replicated shard at one moment, for other threads."""
+
+    status: Status
+    reason: str
+    progress: Progress
+    term: int
+    leader: str
+    leads: bool
+    # The sequence of the last durable mark.
+    synced: int
+    # The index of the oldest record that this leader has published and not counted, 0 if none.
+    waiting: int = field(default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Founding:
+    """What the sites have agreed on when a replicated database was created."""
+
+    salt: int
+    created_us: int
+    settings: DatabaseSettings
+
+
+class Replication(Protocol):
+    """The cluster, as the shards of a store see it. All methods may be called from any thread."""
+
+    @property
+    def site(self) -> str:
+        """The name of this site."""
+
+    @property
+    def boot(self) -> int:
+        """The number of this start, which was never used before."""
+
+    def found(self, database: str, settings: DatabaseSettings) -> Founding:
+        """Create a replicated database, or learn how another site created it.
+
+        Raises: OutcomeUnknownError while too few sites are there.
+        """
+
+    def producer(self) -> bytes:
+        """Return a name for a producer that was never used before, of 16 bytes."""
+
+    def attach(self, log: ReplicatedLog) -> None:
+        """Read the shared log of a shard from the position of its view on, and look after it."""
+
+    def detach(self, log: ReplicatedLog) -> None:
+        """Read no further: the shard is being closed."""
+
+    def publish(self, log: ReplicatedLog, data: bytes) -> None:
+        """Publish a message to the shared log. It may be lost."""
+
+    def fetch(self, log: ReplicatedLog, sequence: int, reason: str) -> None:
+        """Read the shared log again from this sequence on."""
+
+    def send(
+        self, log: ReplicatedLog, site: str, call: bytes, then: Callable[[bytes | None], None]
+    ) -> None:
+        """Send a call to another site. `then` gets the answer, or None if there is none."""

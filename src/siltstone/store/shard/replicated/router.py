@@ -1,0 +1,191 @@
+"""The way of calls to the leader of a replicated shard, wherever it is.
+
+The router is one producer: it numbers the calls, and each call names the one before it. So the
+leader stores each call once and in order, however often the router sends it. A call that has a
+producer of its own is recognised by that one instead.
+
+Invariants:
+- a call gets the outcome of any attempt that was stored. It is refused only if every attempt was;
+- while no leader is known, or its answer does not come, the calls wait;
+- the bytes of the waiting calls are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from threading import Condition
+
+from siltstone.errors import (
+    ClosedError,
+    OutcomeUnknownError,
+    OverloadedError,
+    PoisonedError,
+    SiltstoneError,
+)
+from siltstone.store.log.write.cook import Call
+from siltstone.store.shard.replicated.calls import decode_answer, encode_call
+from siltstone.store.shard.replicated.log import ReplicatedLog
+from siltstone.store.shard.replicated.port import NotLeaderError, OutOfOrderError, Replication
+from siltstone.store.writer.replication.sender import Sender
+from siltstone.store.writer.ticket import Outcome, Ticket
+
+Answer = Outcome | Exception | None
+# These refusals say nothing about the call: it is sent again.
+_AGAIN = (NotLeaderError, OutOfOrderError, OverloadedError)
+
+
+class _Waiting:
+    """A call without an outcome, and the attempt that is under way, 0 if none is.
+
+    The number is 0 if the call has a producer of its own.
+    """
+
+    __slots__ = ("attempt", "call", "number", "place", "ticket")
+
+    def __init__(self, place: int, number: int, call: Call, ticket: Ticket) -> None:
+        self.place = place
+        self.number = number
+        self.call = call
+        self.ticket = ticket
+        self.attempt = 0
+
+
+class Router:
+    """Gives the calls of this site to the leader of one shard. From any thread."""
+
+    def __init__(
+        self,
+        log: ReplicatedLog,
+        cluster: Replication,
+        *,
+        producer: bytes,
+        submit: Callable[[Call, Ticket], None],
+        pending_bytes_max: Callable[[], int],
+    ) -> None:
+        self._log = log
+        self._cluster = cluster
+        self.submit = submit
+        self._pending_bytes_max = pending_bytes_max
+        self._condition = Condition()
+        self._sender = Sender(producer)
+        self._waiting: dict[int, _Waiting] = {}
+        self._pending_bytes = 0
+        self._attempts = 0
+        self._places = 0
+        self._closed = False
+
+    def append(self, call: Call, ticket: Ticket, timeout: float | None) -> None:
+        """Take a call; its ticket gets the outcome. Raises: OverloadedError, ClosedError."""
+        size = call.size_bytes
+        with self._condition:
+            if self._pending_bytes and self._pending_bytes + size > self._pending_bytes_max():
+                self._wait_for_room(size, timeout)
+            if self._closed:
+                raise ClosedError("the database is closed")
+            self._places += 1
+            number = 0 if call.producer else self._sender.begin()
+            waiting = self._waiting[self._places] = _Waiting(self._places, number, call, ticket)
+            self._pending_bytes += size
+            self._send(waiting)
+
+    def look(self) -> None:
+        """Send what is not under way: the leader has changed, or some time has passed."""
+        with self._condition:
+            for waiting in list(self._waiting.values()):
+                if waiting.attempt == 0 and not self._send(waiting):
+                    break
+
+    @property
+    def pending(self) -> int:
+        """The number of calls without an outcome."""
+        return len(self._waiting)
+
+    def close(self) -> None:
+        """End: the outcome of the waiting calls stays unknown."""
+        with self._condition:
+            self._closed = True
+            left, self._waiting = list(self._waiting.values()), {}
+            self._condition.notify_all()
+        unknown = OutcomeUnknownError("the store was closed before the call had an outcome")
+        for waiting in left:
+            waiting.ticket.resolve(unknown, waiting.call.rows)
+
+    def _wait_for_room(self, size: int, timeout: float | None) -> None:
+        fits = self._condition.wait_for(
+            lambda: (
+                self._closed
+                or not self._pending_bytes
+                or self._pending_bytes + size <= self._pending_bytes_max()
+            ),
+            timeout,
+        )
+        if not fits:
+            raise OverloadedError(
+                f"too many bytes wait for the leader of the shard, try again: "
+                f"pending_bytes={self._pending_bytes}"
+            )
+
+    def _send(self, waiting: _Waiting) -> bool:
+        """Send a call to the leader; return whether one is known. The caller holds the lock."""
+        view = self._log.view
+        if not view.leads and view.leader in ("", self._cluster.site):
+            return False
+        self._attempts += 1
+        attempt = waiting.attempt = self._attempts
+        call = waiting.call
+        if waiting.number:
+            call.claim = self._sender.attempt(waiting.number, attempt)
+        then = partial(self._answered, waiting, attempt)
+        if not view.leads:
+            self._cluster.send(self._log, view.leader, encode_call(call), partial(_told, then))
+            return True
+        # The shard may still hold the call of an earlier attempt, so it gets one of its own.
+        own = Call(call.batch)
+        own.shard, own.size_bytes, own.wants_sync = call.shard, call.size_bytes, call.wants_sync
+        own.producer, own.sequence, own.claim = call.producer, call.sequence, call.claim
+        ticket = Ticket(call.row_count, 1)
+        try:
+            self.submit(own, ticket)
+        except SiltstoneError as exc:
+            ticket.resolve(exc, None)
+        # Its outcome comes from the thread of the shard, which needs no lock that is held here.
+        ticket.on_done(partial(_settled, then))
+        return True
+
+    def _answered(self, waiting: _Waiting, attempt: int, answer: Answer) -> None:
+        with self._condition:
+            if waiting.place not in self._waiting:
+                return
+            if waiting.attempt == attempt:
+                waiting.attempt = 0
+            if not self._settles(waiting, attempt, answer):
+                return
+            del self._waiting[waiting.place]
+            self._pending_bytes -= waiting.call.size_bytes
+            self._condition.notify_all()
+        waiting.ticket.resolve(answer, waiting.call.rows)
+
+    def _settles(self, waiting: _Waiting, attempt: int, answer: Answer) -> bool:
+        """Return whether an answer is the outcome of the call; otherwise it is sent again."""
+        number, sender = waiting.number, self._sender
+        if isinstance(answer, Outcome):
+            if number:
+                sender.stored(number)
+            return True
+        if answer is None or isinstance(answer, OutcomeUnknownError):
+            return False
+        if isinstance(answer, PoisonedError | ClosedError):
+            # This site stores nothing more; the outcome is unknown.
+            return True
+        if number:
+            sender.refused(number, attempt)
+        return not isinstance(answer, _AGAIN) and (not number or sender.give_up(number))
+
+
+def _told(then: Callable[[Answer], None], data: bytes | None) -> None:
+    then(None if data is None else decode_answer(data))
+
+
+def _settled(then: Callable[[Answer], None], ticket: Ticket) -> None:
+    then(ticket.error or ticket.outcome)

@@ -1,0 +1,130 @@
+"""A cluster in one process: shared logs in lists, and the sites that read them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import PurePath
+from threading import RLock
+
+from siltstone.clock import Clock, SystemClock
+from siltstone.errors import SiltstoneError
+from siltstone.fs.api import FileSystem
+from siltstone.store.directory import Store
+from siltstone.store.shard.replicated.calls import decode_call, encode_answer
+from siltstone.store.shard.replicated.log import ReplicatedLog
+from siltstone.store.shard.replicated.port import Founding
+from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.writer.replication.codec import encode
+from siltstone.store.writer.replication.follower import Bounds
+from siltstone.store.writer.replication.messages import Genesis
+from siltstone.store.writer.ticket import Ticket
+
+NONCE = b"n" * 16
+Key = tuple[str, int]
+
+
+class SharedLogs:
+    """The logs of all shards, and what the sites have agreed on."""
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self.messages: dict[Key, list[bytes]] = {}
+        self.founded: dict[str, Founding] = {}
+        self.sites: dict[str, MemorySite] = {}
+
+    def publish(self, key: Key, data: bytes) -> None:
+        with self.lock:
+            messages = self.messages[key]
+            messages.append(data)
+            for site in self.sites.values():
+                site.deliver(key, len(messages), data)
+
+    def site(self, name: str) -> MemorySite:
+        return MemorySite(name, self)
+
+
+class MemorySite:
+    """One site, as the shards of its store see the cluster."""
+
+    def __init__(self, name: str, logs: SharedLogs) -> None:
+        self.site = name
+        self.boot = secrets.randbits(63)
+        self.logs = logs
+        self.attached: dict[Key, ReplicatedLog] = {}
+        # What this site publishes is lost while it is set.
+        self.is_cut = False
+        # What this site publishes is stored twice while it is set.
+        self.repeats = False
+        with logs.lock:
+            logs.sites[name] = self
+
+    def open(self, fs: FileSystem, clock: Clock | None = None) -> Store:
+        return Store(PurePath("/store"), fs=fs, clock=clock or SystemClock(), cluster=self)
+
+    def found(self, database: str, settings: DatabaseSettings) -> Founding:
+        with self.logs.lock:
+            known = self.logs.founded
+            if database not in known:
+                salt = secrets.randbits(63)
+                known[database] = Founding(salt=salt, created_us=1_000_000, settings=settings)
+            return known[database]
+
+    def producer(self) -> bytes:
+        return secrets.token_bytes(16)
+
+    def attach(self, log: ReplicatedLog) -> None:
+        key = (log.database, log.shard)
+        with self.logs.lock:
+            genesis = encode(Genesis(log.identity, NONCE))
+            messages = self.logs.messages.setdefault(key, [genesis])
+            self.attached[key] = log
+            log.found(Bounds(first=1, last=len(messages), nonce=NONCE))
+            start = log.view.progress.sequence
+            for sequence, data in enumerate(messages[start:], start + 1):
+                log.deliver(sequence, data)
+
+    def deliver(self, key: Key, sequence: int, data: bytes) -> None:
+        if key in self.attached:
+            self.attached[key].deliver(sequence, data)
+
+    def detach(self, log: ReplicatedLog) -> None:
+        with self.logs.lock:
+            self.attached.pop((log.database, log.shard), None)
+
+    def publish(self, log: ReplicatedLog, data: bytes) -> None:
+        if not self.is_cut:
+            for _ in range(2 if self.repeats else 1):
+                self.logs.publish((log.database, log.shard), data)
+
+    def fetch(self, log: ReplicatedLog, sequence: int, reason: str) -> None:
+        raise AssertionError(f"a log in memory has no gaps: {sequence} {reason}")
+
+    def send(
+        self, log: ReplicatedLog, site: str, call: bytes, then: Callable[[bytes | None], None]
+    ) -> None:
+        peer = self.logs.sites.get(site)
+        other = None if peer is None else peer.attached.get((log.database, log.shard))
+        if other is None or self.is_cut:
+            then(None)
+            return
+        decoded = decode_call(call)
+        ticket = Ticket(decoded.row_count, 1)
+        try:
+            other.accept(decoded, ticket)
+        except SiltstoneError as exc:
+            ticket.resolve(exc, None)
+        ticket.on_done(lambda done: then(_answer(done)))
+
+    def crash(self) -> None:
+        """Read and publish nothing more, as a process that was killed."""
+        with self.logs.lock:
+            self.is_cut = True
+            self.attached.clear()
+            if self.logs.sites.get(self.site) is self:
+                del self.logs.sites[self.site]
+
+
+def _answer(ticket: Ticket) -> bytes | None:
+    outcome = ticket.error or ticket.outcome
+    return None if outcome is None else encode_answer(outcome)
