@@ -215,6 +215,11 @@ class ReplicatedLog:
         """Store what waits, write the mark if it is due, and send calls again."""
         self._put(_Tick())
 
+    def nudge(self) -> None:
+        """Send the calls again that have no outcome and are not under way."""
+        if self._files is not None:
+            self._files.changed()
+
     @property
     def waits(self) -> int:
         """The number of calls of this site that have no outcome yet."""

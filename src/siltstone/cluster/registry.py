@@ -1,0 +1,190 @@
+"""What all sites agree on: a bucket of JetStream, changed by compare-and-set only.
+
+    db.<database>   how a replicated database was created: salt, time, settings, and a nonce for the
+                    log of each shard; `state` is founding until all streams exist, then ready
+
+Streams are created only while a database is being founded. A stream that is missing later is lost,
+and is never replaced by an empty one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from nats.errors import Error as NatsError
+from nats.js.api import KeyValueConfig
+from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.kv import KeyValue
+
+from siltstone.clock import Clock
+from siltstone.cluster.shared_log import ApiError, Connection, found_stream
+from siltstone.errors import SiltstoneError
+from siltstone.store.shard.replicated.log import EPOCH
+from siltstone.store.shard.replicated.port import Founding
+from siltstone.store.slab.manifest import Manifest
+from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.writer.replication.messages import DIGEST_BYTES, Identity
+
+BUCKET: Final = "siltstone"
+_HISTORY: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """A replicated database, as the registry has it."""
+
+    name: str
+    founding: Founding
+    nonces: tuple[bytes, ...]
+    is_ready: bool
+    revision: int
+
+    @property
+    def identity(self) -> bytes:
+        """The identity of the database."""
+        manifest = Manifest(
+            database=self.name,
+            salt=self.founding.salt,
+            settings=self.founding.settings,
+            slabs=(),
+        )
+        return bytes.fromhex(manifest.identity.text)
+
+    def encode(self, *, is_ready: bool) -> bytes:
+        """Return the bytes of the entry."""
+        values = {
+            "salt": self.founding.salt,
+            "created_us": self.founding.created_us,
+            "settings": self.founding.settings.to_json(),
+            "nonces": [nonce.hex() for nonce in self.nonces],
+            "state": "ready" if is_ready else "founding",
+        }
+        return json.dumps(values).encode()
+
+    @classmethod
+    def decode(cls, name: str, data: bytes, revision: int) -> Registered:
+        """Return the database that an entry describes."""
+        values: dict[str, Any] = json.loads(data)
+        return cls(
+            name=name,
+            founding=Founding(
+                salt=values["salt"],
+                created_us=values["created_us"],
+                settings=DatabaseSettings.from_json(values["settings"]),
+            ),
+            nonces=tuple(bytes.fromhex(nonce) for nonce in values["nonces"]),
+            is_ready=values["state"] == "ready",
+            revision=revision,
+        )
+
+
+class Registry:
+    """The bucket. On the loop of the site."""
+
+    def __init__(self, connection: Connection, clock: Clock, *, replicas: int) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._replicas = replicas
+        self._bucket: KeyValue | None = None
+
+    async def open(self) -> None:
+        """Find the bucket, or create it. Raises: NatsError, ApiError."""
+        stream = self._connection.client.jetstream()
+        try:
+            self._bucket = await stream.key_value(BUCKET)
+        except BucketNotFoundError:
+            self._bucket = await stream.create_key_value(
+                KeyValueConfig(bucket=BUCKET, history=_HISTORY, replicas=self._replicas)
+            )
+
+    @property
+    def bucket(self) -> KeyValue:
+        """The open bucket."""
+        assert self._bucket is not None, "the registry is open"
+        return self._bucket
+
+    async def databases(self) -> list[str]:
+        """Return the names of all databases. Raises: NatsError."""
+        try:
+            keys = await self.bucket.keys(filters=["db.>"])
+        except SiltstoneError:
+            raise
+        except NatsError as exc:
+            if type(exc).__name__ == "NoKeysError":
+                return []
+            raise
+        return [key.removeprefix("db.") for key in keys]
+
+    async def database(self, name: str) -> Registered | None:
+        """Return a database; None if there is none of this name. Raises: NatsError."""
+        try:
+            entry = await self.bucket.get(f"db.{name}")
+        except KeyNotFoundError:
+            return None
+        assert entry.value is not None
+        assert entry.revision is not None
+        return Registered.decode(name, entry.value, entry.revision)
+
+    async def found(self, name: str, settings: DatabaseSettings) -> Registered:
+        """Create a database, or finish what another site began; return it when it is ready.
+
+        Raises: NatsError, ApiError.
+        """
+        known = await self.database(name)
+        if known is None:
+            mine = Registered(
+                name=name,
+                founding=Founding(
+                    salt=secrets.randbits(63),
+                    created_us=self._clock.now_us(),
+                    settings=settings,
+                ),
+                nonces=tuple(secrets.token_bytes(DIGEST_BYTES) for _ in range(settings.shards)),
+                is_ready=False,
+                revision=0,
+            )
+            try:
+                await self.bucket.create(f"db.{name}", mine.encode(is_ready=False))
+            except KeyWrongLastSequenceError:
+                # Another site was first.
+                await asyncio.sleep(0)
+            known = await self.database(name)
+            assert known is not None
+        if not known.is_ready:
+            await self._found_streams(known)
+        return known
+
+    async def _found_streams(self, known: Registered) -> None:
+        for shard, nonce in enumerate(known.nonces):
+            identity = Identity(database=known.identity, shard=shard, epoch=EPOCH)
+            await found_stream(
+                self._connection.client,
+                identity,
+                nonce,
+                replicas=self._replicas,
+                title=f"{known.name}/{shard}",
+            )
+        try:
+            await self.bucket.update(
+                f"db.{known.name}", known.encode(is_ready=True), known.revision
+            )
+        except KeyWrongLastSequenceError:
+            # Another site finished it too.
+            await asyncio.sleep(0)
+
+
+async def patiently(
+    act: Callable[[], Any], *, say: Callable[[Exception], None], seconds: float = 0.5
+) -> Any:
+    """Return what `act` returns when it succeeds; until then the cluster is not there yet."""
+    while True:
+        try:
+            return await act()
+        except (TimeoutError, NatsError, ApiError, OSError) as exc:
+            say(exc)
+            await asyncio.sleep(seconds)

@@ -1,0 +1,59 @@
+"""The settings of one site of a cluster, and what is derived from the secret of the cluster."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from siltstone.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """Return HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Return the address that a text names. Raises: UsageError."""
+        host, _, port = text.strip().rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise UsageError(f"expected HOST:PORT, got {text!r}")
+        return cls(host, int(port))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
+    """One site of a cluster.
+
+    `seeds` has the addresses of all NATS servers of the cluster, and `listen` the one of this site;
+    if it is not set, the site takes the first free seed of this machine and keeps it. `nats` is the
+    URL of a NATS cluster of the user's own. `program` is the nats-server to run, "" to find it.
+    """
+
+    name: str
+    site: str
+    seeds: tuple[Address, ...]
+    listen: Address | None
+    secret: bytes
+    nats: str = ""
+    program: str = ""
+    directory: PurePath
+
+    @property
+    def replicas(self) -> int:
+        """The number of copies of each shared log: as many as there are servers, 3 at most."""
+        return max(1, min(3, len(self.seeds)))
+
+    def password(self, purpose: str) -> str:
+        """Return the password for a purpose; it does not tell the secret."""
+        text = f"{self.name}/{purpose}".encode()
+        return hmac.new(self.secret, text, "sha256").hexdigest()

@@ -1,0 +1,281 @@
+"""The shared log of one shard: a JetStream stream that is published to and tailed.
+
+Nothing but the order of the stream is relied on. A publish is sent without waiting for an answer:
+the shard publishes again what it does not find in its own tail. The tail is a consumer that is made
+anew, from the next sequence on, whenever a sequence is missing or nothing is heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+
+from siltstone.errors import SiltstoneError
+from siltstone.logs import log
+from siltstone.store.shard.replicated.log import ReplicatedLog
+from siltstone.store.writer.replication.codec import encode
+from siltstone.store.writer.replication.follower import Bounds
+from siltstone.store.writer.replication.messages import Genesis, Identity
+
+_LOG: Final = logging.getLogger("siltstone.cluster")
+_STREAM_BYTES: Final = 4 * 1024 * 1024 * 1024
+_API_SECONDS: Final = 5.0
+_IDLE_SECONDS: Final = 0.5
+# The server says every idle period that it is there; without a word for this long, ask anew.
+_SILENT_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 5.0
+# How often a lower last sequence must be seen before it is believed: a server that was cut off may
+# answer from the past.
+_LOWER_TIMES: Final = 4
+_SECOND_NS: Final = 1_000_000_000
+_NO_STREAM: Final = 10059
+
+
+class ApiError(SiltstoneError):
+    """JetStream refused a request."""
+
+    def __init__(self, subject: str, code: int, text: str) -> None:
+        super().__init__(f"JetStream refused {subject}: {text} ({code})")
+        self.code = code
+
+
+class Connection:
+    """The connection to NATS. There is another one after the server of this site was started again
+    at another port.
+    """
+
+    def __init__(self) -> None:
+        self.client = Client()
+
+
+async def ask(client: Client, subject: str, request: dict[str, Any] | None = None) -> Any:
+    """Send a request to JetStream; return the answer. Raises: ApiError, NatsError."""
+    data = b"" if request is None else json.dumps(request).encode()
+    answer = await client.request(f"$JS.API.{subject}", data, timeout=_API_SECONDS)
+    values = json.loads(answer.data)
+    if "error" in values:
+        error = values["error"]
+        raise ApiError(subject, error.get("err_code", 0), error.get("description", ""))
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class StreamName:
+    """The names of the stream of one shard."""
+
+    stream: str
+
+    @property
+    def subject(self) -> str:
+        """The subject of its messages."""
+        return f"silt.log.{self.stream}"
+
+    @classmethod
+    def of(cls, identity: Identity) -> StreamName:
+        """Return the names for a shard."""
+        return cls(f"silt_{identity.database.hex()}_{identity.shard}_e{identity.epoch}")
+
+
+async def found_stream(
+    client: Client, identity: Identity, nonce: bytes, *, replicas: int, title: str
+) -> None:
+    """Create the stream of a shard, and publish its GENESIS until it is there.
+
+    All sites may do it at the same time: equal streams are one, and a second GENESIS is ignored.
+    """
+    name = StreamName.of(identity)
+    config = {
+        "name": name.stream,
+        "description": title,
+        "subjects": [name.subject],
+        "retention": "limits",
+        "max_consumers": -1,
+        "max_msgs": -1,
+        "max_msg_size": -1,
+        "max_age": 0,
+        "max_bytes": _STREAM_BYTES,
+        "discard": "new",
+        "storage": "file",
+        "num_replicas": replicas,
+        "duplicate_window": 100_000_000,
+        "deny_delete": True,
+        "allow_direct": False,
+        "metadata": {"nonce": nonce.hex()},
+    }
+    await ask(client, f"STREAM.CREATE.{name.stream}", config)
+    answer = await client.request(name.subject, encode(Genesis(identity, nonce)), timeout=5.0)
+    if "error" in (values := json.loads(answer.data)):
+        error = values["error"]
+        raise ApiError(name.subject, error.get("err_code", 0), error.get("description", ""))
+
+
+class LogTail:
+    """Reads the stream of one shard for its log, and publishes to it. On the loop of the site."""
+
+    def __init__(self, connection: Connection, shard: ReplicatedLog, nonce: bytes) -> None:
+        self.shard = shard
+        self._connection = connection
+        self._nonce = nonce
+        self.name = StreamName.of(shard.identity)
+        self._next = shard.view.progress.sequence + 1
+        self._subscription: Subscription | None = None
+        self._consumer = ""
+        self._heard_at = 0.0
+        self._again = asyncio.Event()
+        self._lower = 0
+        self.last = 0
+        # How often in a row the next message was missing.
+        self.gaps = 0
+
+    @property
+    def _client(self) -> Client:
+        return self._connection.client
+
+    async def run(self) -> None:
+        """Tail until the task is cancelled."""
+        try:
+            while self.shard.reads:
+                try:
+                    await self._open()
+                    await self._watch()
+                except (TimeoutError, NatsError, ApiError, OSError) as exc:
+                    log(
+                        _LOG,
+                        logging.DEBUG,
+                        "log_unreachable",
+                        stream=self.name.stream,
+                        error=str(exc) or type(exc).__name__,
+                    )
+                    await asyncio.sleep(_IDLE_SECONDS)
+        finally:
+            await self._drop()
+
+    def read_from(self, sequence: int) -> None:
+        """Read again from a sequence on."""
+        self._next = sequence
+        self._again.set()
+
+    async def publish(self, data: bytes) -> None:
+        """Send a message. It may be lost."""
+        with suppress(NatsError, OSError):
+            await self._client.publish(self.name.subject, data)
+
+    async def look(self) -> None:
+        """Compare the bounds of the stream with what was read. Raises: ApiError, NatsError."""
+        info = await ask(self._client, f"STREAM.INFO.{self.name.stream}")
+        state, config = info["state"], info["config"]
+        nonce = bytes.fromhex(config.get("metadata", {}).get("nonce", ""))
+        bounds = Bounds(first=state["first_seq"], last=state["last_seq"], nonce=nonce)
+        self.last = bounds.last
+        if nonce == self._nonce and bounds.last < self.shard.view.progress.sequence:
+            self._lower += 1
+            if self._lower < _LOWER_TIMES:
+                return
+        else:
+            self._lower = 0
+        self.shard.found(bounds)
+
+    async def trim(self, below: int) -> None:
+        """Remove the messages before a sequence. Raises: ApiError, NatsError."""
+        await ask(self._client, f"STREAM.PURGE.{self.name.stream}", {"seq": below})
+
+    async def _open(self) -> None:
+        await self._drop()
+        self._again.clear()
+        await self.look()
+        inbox = self._client.new_inbox()
+        self._subscription = await self._client.subscribe(
+            inbox, cb=self._take, pending_msgs_limit=-1, pending_bytes_limit=-1
+        )
+        self._heard_at = asyncio.get_running_loop().time()
+        answer = await ask(
+            self._client,
+            f"CONSUMER.CREATE.{self.name.stream}",
+            {
+                "stream_name": self.name.stream,
+                "config": {
+                    "deliver_subject": inbox,
+                    "deliver_policy": "by_start_sequence",
+                    "opt_start_seq": self._next,
+                    "ack_policy": "none",
+                    "replay_policy": "instant",
+                    "max_deliver": 1,
+                    "flow_control": True,
+                    "idle_heartbeat": int(_IDLE_SECONDS * _SECOND_NS),
+                    "inactive_threshold": 10 * _SECOND_NS,
+                    "mem_storage": True,
+                    "num_replicas": 1,
+                },
+            },
+        )
+        self._consumer = answer["name"]
+
+    async def _drop(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        consumer, self._consumer = self._consumer, ""
+        if subscription is not None:
+            with suppress(NatsError, OSError):
+                await subscription.unsubscribe()
+        if consumer and self._client.is_connected:
+            with suppress(NatsError, ApiError, OSError):
+                await ask(self._client, f"CONSUMER.DELETE.{self.name.stream}.{consumer}")
+
+    async def _watch(self) -> None:
+        """Return when the consumer must be made anew."""
+        loop = asyncio.get_running_loop()
+        looked_at = loop.time()
+        while not self._again.is_set():
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._again.wait(), _IDLE_SECONDS)
+            now = loop.time()
+            if now - self._heard_at > _SILENT_SECONDS:
+                return
+            if now - looked_at > _LOOK_SECONDS:
+                looked_at = now
+                await self.look()
+
+    async def _take(self, message: Msg) -> None:
+        """Take a message of the consumer, or a word that it is there."""
+        self._heard_at = asyncio.get_running_loop().time()
+        headers = message.headers or {}
+        if headers.get("Status"):
+            await self._take_status(message, headers)
+            return
+        parts = (message.reply or "").split(".")
+        # The reply subject has the sequence; with a domain it has two more parts before it.
+        sequence = int(parts[5 if len(parts) == 9 else 7]) if parts[:2] == ["$JS", "ACK"] else 0
+        if sequence < self._next:
+            return
+        if sequence > self._next:
+            # Something was lost on the way, or the stream has a hole.
+            if not self._again.is_set():
+                self._again.set()
+                self.gaps += 1
+            return
+        self.gaps = 0
+        while self.shard.is_full:
+            await asyncio.sleep(0.01)
+            self._heard_at = asyncio.get_running_loop().time()
+        self._next = sequence + 1
+        self.last = max(self.last, sequence)
+        self.shard.deliver(sequence, message.data)
+
+    async def _take_status(self, message: Msg, headers: dict[str, str]) -> None:
+        reply = message.reply or headers.get("Nats-Consumer-Stalled", "")
+        if reply:
+            await self._client.publish(reply, b"")
+        last = headers.get("Nats-Last-Stream", "")
+        if last.isdigit() and int(last) >= self._next:
+            # The consumer has sent a message that did not arrive.
+            self._again.set()
+        if headers.get("Status") != "100":
+            self._again.set()
