@@ -16,7 +16,7 @@ import logging
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
@@ -29,7 +29,7 @@ from siltstone.broker.broker import Act, Broker
 from siltstone.broker.control.clock_watch import ClockWatch
 from siltstone.broker.control.disk_watch import DiskWatch, retained_free_bytes
 from siltstone.broker.control.recovered import tell_recovered
-from siltstone.broker.control.socket import ControlServer
+from siltstone.broker.control.socket import ControlServer, Deed
 from siltstone.broker.control.storage_drift import tell_drift
 from siltstone.broker.control.sys_topics import SysTopics
 from siltstone.broker.listen.admission import STRANGERS_MAX, Admission, clients_within
@@ -54,7 +54,7 @@ from siltstone.broker.snapshots.run import (
 )
 from siltstone.broker.snapshots.standstill import until_settled
 from siltstone.clock import Clock, SystemClock
-from siltstone.errors import ClosedError, CorruptionError, SiltstoneError
+from siltstone.errors import ClosedError, CorruptionError, SiltstoneError, UsageError
 from siltstone.fs.posix import (
     PosixFileSystem,
     absolute_path,
@@ -69,6 +69,7 @@ from siltstone.store.directory import Store, guarded_clock, open_store
 if TYPE_CHECKING:
     from siltstone.bridge.bridge import Bridge
     from siltstone.broker.listen.flight_listener import FlightListener
+    from siltstone.cluster.site import ClusterSite
     from siltstone.topiclog.server import TopicLogServer
 
 _LOG: Final = logging.getLogger("siltstone.server")
@@ -129,8 +130,22 @@ def run_server(
         clock = guarded_clock(
             jump_seconds=settings.clock_jump_max, confirm_seconds=settings.clock_confirm
         )
-        with open_store(settings.data, clock=clock) as store:
-            server = Server(settings, store, allow_empty=allow_empty, early=early, clock=clock)
+        with ExitStack() as closing:
+            cluster = _site_of(settings, clock)
+            if cluster is not None:
+                # It ends after the store: what waits in the store may need it.
+                closing.callback(cluster.stop)
+            store = closing.enter_context(open_store(settings.data, clock=clock, cluster=cluster))
+            if cluster is not None:
+                cluster.start()
+            server = Server(
+                settings,
+                store,
+                allow_empty=allow_empty,
+                early=early,
+                clock=clock,
+                cluster=cluster,
+            )
             try:
                 uvloop.run(server.run(started))
             finally:
@@ -149,6 +164,21 @@ def run_server(
         logging.shutdown()
         end_process(status)
     return status
+
+
+def _site_of(settings: BrokerSettings, clock: Clock) -> ClusterSite | None:
+    """Return the site of the cluster that the settings name, not started yet; None if there is
+    none.
+    """
+    if not settings.cluster.enabled:
+        return None
+    try:
+        from siltstone.broker.cluster import make_site  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as exc:
+        if exc.name != "nats":
+            raise
+        raise UsageError("a cluster needs nats-py: install siltstone[cluster]") from exc
+    return make_site(settings, clock)
 
 
 def check_files(settings: BrokerSettings) -> None:
@@ -233,8 +263,10 @@ class Server:
         allow_empty: bool = False,
         early: EarlySignals | None = None,
         clock: Clock | None = None,
+        cluster: ClusterSite | None = None,
     ) -> None:
         self._settings = settings
+        self._cluster = cluster
         self._early = early
         self._allow_empty = allow_empty
         self._store = store
@@ -275,7 +307,9 @@ class Server:
             if self._early is not None and self._early.take(number):
                 act()
         try:
-            self._control = await open_control(self._fs, self._store, broker, snapshots, watch)
+            self._control = await open_control(
+                self._fs, self._store, broker, snapshots, watch, self._cluster_deeds()
+            )
             # The clock alarm must be set at once, not after the first second.
             await watch.look()
             await self._listen(loop, broker)
@@ -320,6 +354,17 @@ class Server:
                 link.close()
             shell.close()
             log(_LOG, logging.INFO, "stopped")
+
+    def _cluster_deeds(self) -> dict[str, Deed]:
+        """Return the functions for the verbs of a cluster."""
+        cluster = self._cluster
+
+        async def status(_request: object) -> object:
+            if cluster is None:
+                raise UsageError("this broker does not belong to a cluster: see serve --cluster")
+            return await asyncio.to_thread(cluster.status)
+
+        return {"cluster-status": status}
 
     def tell_failure(self) -> tuple[str, Exception] | None:
         """Return the failure of the store, if there is one; log it once."""
@@ -407,7 +452,7 @@ class Server:
                 shell=shell,
             )
         storage = settings.storage
-        database = self._store.ensure(storage.database, storage.database_settings())
+        database = self._store.ensure(storage.database, settings.messages_settings)
         tell_recovered(database)
         tell_drift(storage, database, settings.data)
         log_database = self._store.ensure(LOG_NAME, LOG_SETTINGS)

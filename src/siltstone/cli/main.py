@@ -35,6 +35,7 @@ PANELS: Final[Mapping[str, Mapping[str, str]]] = {
         "serve": "siltstone.cli.mqtt.serve",
         "config": "siltstone.cli.mqtt.config",
         "passwd": "siltstone.cli.mqtt.passwd",
+        "cluster": "siltstone.cli.mqtt.cluster",
     },
     "Messages": {
         "pub": "siltstone.cli.mqtt.pub",
@@ -74,6 +75,7 @@ COMMANDS: Final = [name for commands in PANELS.values() for name in commands]
 GROUPS: Final = frozenset(
     {
         "clock",
+        "cluster",
         "config",
         "db",
         "groups",

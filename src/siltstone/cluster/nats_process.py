@@ -25,7 +25,7 @@ from urllib.request import urlopen
 from siltstone.cluster.settings import Address, ClusterSettings
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.api import FileSystem
-from siltstone.fs.posix import send_signal
+from siltstone.fs.posix import process_arguments, send_signal
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.logs import log
 
@@ -167,12 +167,17 @@ class NatsProcess:
         """End the process; wait until it has ended."""
         if not self.is_alive():
             return
-        send_signal(self._pid, signal.SIGTERM)
+        self._signal(signal.SIGTERM)
         for _ in range(int(_STOP_SECONDS / _POLL_SECONDS)):
             if not self.is_alive():
                 return
             await asyncio.sleep(_POLL_SECONDS)
-        send_signal(self._pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        # It may have ended at this moment.
+        with suppress(SiltstoneError):
+            send_signal(self._pid, number)
 
     def _candidates(self) -> list[Address]:
         """Return the addresses to try: the one that is set or was taken before, else all seeds."""
@@ -241,11 +246,7 @@ class NatsProcess:
 
     def _is_ours(self, pid: int) -> bool:
         """Return whether a process is a server with our settings file."""
-        path = PurePath(f"/proc/{pid}/cmdline")
-        try:
-            return str(self._config_path).encode() in self._fs.read(path).split(b"\0")
-        except SiltstoneError:
-            return False
+        return str(self._config_path) in process_arguments(pid)
 
     def _ports(self, pid: int) -> Ports | None:
         path = self._settings.directory / f"nats-server_{pid}.ports"

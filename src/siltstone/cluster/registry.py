@@ -32,6 +32,8 @@ from siltstone.store.writer.replication.messages import DIGEST_BYTES, Identity
 
 BUCKET: Final = "siltstone"
 _HISTORY: Final = 1
+# Before the servers have found each other, nothing answers: then it is better to ask again soon.
+_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,7 @@ class Registry:
 
     async def open(self) -> None:
         """Find the bucket, or create it. Raises: NatsError, ApiError."""
-        stream = self._connection.client.jetstream()
+        stream = self._connection.client.jetstream(timeout=_SECONDS)
         try:
             self._bucket = await stream.key_value(BUCKET)
         except BucketNotFoundError:

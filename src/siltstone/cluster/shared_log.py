@@ -28,7 +28,7 @@ from siltstone.store.writer.replication.messages import Genesis, Identity
 
 _LOG: Final = logging.getLogger("siltstone.cluster")
 _STREAM_BYTES: Final = 4 * 1024 * 1024 * 1024
-_API_SECONDS: Final = 5.0
+_API_SECONDS: Final = 2.0
 _IDLE_SECONDS: Final = 0.5
 # The server says every idle period that it is there; without a word for this long, ask anew.
 _SILENT_SECONDS: Final = 2.0

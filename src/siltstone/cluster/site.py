@@ -112,6 +112,7 @@ class ClusterSite:
     def stop(self) -> None:
         """End everything that `start` began, after the store was closed."""
         if not self._thread.is_alive():
+            self._loop.close()
             return
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(_STOP_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -177,7 +178,7 @@ class ClusterSite:
         self._loop.close()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        self._start(work)
+        _ = self._start(work)
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._loop.create_task(work)
@@ -456,8 +457,9 @@ class ClusterSite:
     async def _stop(self) -> None:
         for task in list(self._tasks):
             task.cancel()
-        with suppress(NatsError, OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._client.close(), 2.0)
+        if self._client.is_connected:
+            with suppress(NatsError, OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._client.close(), 2.0)
         await self._process.stop()
 
 

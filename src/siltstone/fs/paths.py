@@ -8,6 +8,7 @@ snapshots/  quarantine/   files with the whole state; damaged files
 spool/<bridge>/           messages that wait for another broker
 lake/<database>/          Delta tables
 staging/                  rows that a job has written and not yet committed
+cluster/                  NATS of a site of a cluster
 control.sock  flight.sock the sockets of a running broker
 """
 
@@ -94,6 +95,11 @@ class StorePaths:
     def staging(self) -> PurePath:
         """The directory of staged rows."""
         return self.root / "staging"
+
+    @property
+    def cluster(self) -> PurePath:
+        """The directory of the NATS server of a site of a cluster."""
+        return self.root / "cluster"
 
     @property
     def control_socket(self) -> PurePath:

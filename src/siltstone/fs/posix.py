@@ -516,6 +516,12 @@ def boot_id() -> str:
         return ""
 
 
+def config_directory() -> PurePath:
+    """Return the directory for the settings that this user has for Siltstone."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return PurePath(base, "siltstone")
+
+
 def end_process(status: int) -> NoReturn:
     """Exit at once, without waiting for threads of libraries that may never end."""
     os._exit(status)
@@ -529,6 +535,15 @@ def catches_signal(pid: int, number: int) -> bool:
     except (OSError, StopIteration):
         return False
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def process_arguments(pid: int) -> list[str]:
+    """Return the command line of a process; an empty list if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return [part.decode("utf-8", "surrogateescape") for part in file.read().split(b"\0")]
+    except OSError:
+        return []
 
 
 def send_signal(pid: int, number: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from siltstone.errors import UsageError
+from siltstone.manage.cluster import CLUSTER_VERBS
 from siltstone.manage.databases import DATABASE_VERBS
 from siltstone.manage.keyvalues import KEYVALUE_VERBS
 from siltstone.manage.rows import ROW_VERBS
@@ -15,7 +16,14 @@ from siltstone.manage.sessions import SESSION_VERBS
 from siltstone.manage.verb import Host, Verb
 
 VERBS: Final[Mapping[str, Verb]] = {
-    verb.name: verb for verb in (*DATABASE_VERBS, *ROW_VERBS, *KEYVALUE_VERBS, *SESSION_VERBS)
+    verb.name: verb
+    for verb in (
+        *DATABASE_VERBS,
+        *ROW_VERBS,
+        *KEYVALUE_VERBS,
+        *SESSION_VERBS,
+        *CLUSTER_VERBS,
+    )
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -144,13 +145,19 @@ def _empty_groups(archive: SessionArchive, now_us: int) -> None:
 
 
 async def open_control(
-    fs: PosixFileSystem, store: Store, broker: Broker, snapshots: Snapshots, watch: ClockWatch
+    fs: PosixFileSystem,
+    store: Store,
+    broker: Broker,
+    snapshots: Snapshots,
+    watch: ClockWatch,
+    more: Mapping[str, Deed],
 ) -> ControlServer | None:
     """Open the control socket."""
     deeds: dict[str, Deed] = {
         "snapshot": snapshots.save_now,
         **RetainedManagement(broker).deeds,
         **watch.deeds,
+        **more,
     }
     groups = broker.subscriptions.groups
     if broker.durables is not None and groups is not None:

@@ -6,6 +6,7 @@ checked here: the code that opens them reports errors.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from ipaddress import ip_address
 from itertools import combinations
 from typing import Final, Literal, Self
@@ -14,6 +15,7 @@ from pydantic import Field, model_validator
 
 from siltstone.broker.settings.access import AccessSettings
 from siltstone.broker.settings.bridges import BridgeSettings
+from siltstone.broker.settings.cluster import ClusterSettings
 from siltstone.broker.settings.kinds import (
     DAY,
     U32_MAX,
@@ -473,6 +475,7 @@ class BrokerSettings(Settings):
     log: LogSettings = Field(default=LogSettings(), description="Log of the broker.")
     flight: FlightSettings = Field(default=FlightSettings(), description="Arrow Flight.")
     topiclog: TopicLogSettings = Field(default=TopicLogSettings(), description="Topic logs.")
+    cluster: ClusterSettings = Field(default=ClusterSettings(), description="Cluster of sites.")
     listeners: tuple[ListenerSettings, ...] = Field(
         default=(ListenerSettings(),), description="Addresses where clients connect."
     )
@@ -490,11 +493,30 @@ class BrokerSettings(Settings):
         return listener.anonymous_allowed
 
     @property
+    def messages_settings(self) -> DatabaseSettings:
+        """The settings for a new database of messages: in a cluster, it is replicated unless the
+        settings say otherwise.
+        """
+        settings = self.storage.database_settings()
+        if self.cluster.enabled and "backend" not in self.storage.model_fields_set:
+            return replace(settings, backend="replicated")
+        return settings
+
+    @property
     def snapshot_interval(self) -> float:
         """The seconds between two periodic snapshots, 0 for none."""
         if self.snapshot.time_interval is not None:
             return self.snapshot.time_interval
         return _SNAPSHOT_SECONDS if self.persistence == "snapshot" else 0.0
+
+    def _check_needs_no_store(self) -> None:
+        for key, enabled in (
+            (("topiclog", "enabled"), self.topiclog.enabled),
+            (("cluster", "name"), self.cluster.enabled),
+            (("flight", "enabled"), self.flight.enabled),
+        ):
+            if enabled:
+                raise wrong('needs persistence = "store"', *key)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -510,10 +532,8 @@ class BrokerSettings(Settings):
         for (_, this), (index, that) in combinations(enumerate(self.bridge), 2):
             if this.name == that.name:
                 raise wrong(f"is the name of another bridge: {that.name!r}", "bridge", index)
-        if self.topiclog.enabled and self.persistence == "snapshot":
-            raise wrong('needs persistence = "store"', "topiclog", "enabled")
-        if self.flight.enabled and self.persistence == "snapshot":
-            raise wrong('needs persistence = "store"', "flight", "enabled")
+        if self.persistence == "snapshot":
+            self._check_needs_no_store()
         if self.access.password_file or self.access.hook:
             return self
         if self.flight.enabled and not self.flight.anonymous_allowed:

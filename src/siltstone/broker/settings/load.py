@@ -45,6 +45,9 @@ FLAGS: Final[Mapping[str, str]] = {
     "--port": "listeners.0.port",
     "--log-level": "log.level",
     "--log-format": "log.format",
+    "--cluster": "cluster.name",
+    "--site": "cluster.site",
+    "--seeds": "cluster.seeds",
 }
 
 Key: TypeAlias = tuple[str | int, ...]

@@ -55,6 +55,9 @@ HostFlag = Annotated[str | None, _flag("--host")]
 PortFlag = Annotated[str | None, _flag("--port")]
 LogLevelFlag = Annotated[str | None, _flag("--log-level")]
 LogFormatFlag = Annotated[str | None, _flag("--log-format")]
+ClusterFlag = Annotated[str | None, _flag("--cluster", "NAME")]
+SiteFlag = Annotated[str | None, _flag("--site", "NAME")]
+SeedsFlag = Annotated[str | None, _flag("--seeds", "HOST:PORT,…")]
 ConfigFlag = Annotated[
     Path | None,
     _option(
@@ -119,6 +122,9 @@ def show(
     config: ConfigFlag = None,
     log_level: LogLevelFlag = None,
     log_format: LogFormatFlag = None,
+    cluster: ClusterFlag = None,
+    site: SiteFlag = None,
+    seeds: SeedsFlag = None,
     assignments: SetFlag = None,
 ) -> None:
     """Show the settings in effect as TOML.
@@ -137,6 +143,9 @@ def show(
         port=port,
         log_level=log_level,
         log_format=log_format,
+        cluster=cluster,
+        site=site,
+        seeds=seeds,
     )
     sys.stdout.write(effective_toml(loaded.settings, loaded.origin))
 

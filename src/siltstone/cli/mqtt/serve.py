@@ -16,13 +16,16 @@ from siltstone.broker.listen.sockets import Listener
 from siltstone.broker.server import EarlySignals, check_files, run_server
 from siltstone.broker.settings.broker import BrokerSettings
 from siltstone.cli.mqtt.config import (
+    ClusterFlag,
     ConfigFlag,
     DataFlag,
     HostFlag,
     LogFormatFlag,
     LogLevelFlag,
     PortFlag,
+    SeedsFlag,
     SetFlag,
+    SiteFlag,
     effective_toml,
     hush_libraries,
     settings_from,
@@ -58,6 +61,9 @@ def serve(
     config: ConfigFlag = None,
     log_level: LogLevelFlag = None,
     log_format: LogFormatFlag = None,
+    cluster: ClusterFlag = None,
+    site: SiteFlag = None,
+    seeds: SeedsFlag = None,
     assignments: SetFlag = None,
     check: Check = False,
     allow_empty: AllowEmpty = False,
@@ -80,6 +86,9 @@ def serve(
         port=port,
         log_level=log_level,
         log_format=log_format,
+        cluster=cluster,
+        site=site,
+        seeds=seeds,
     ).settings
     if (place := Path(settings.data)).exists() and not place.is_dir():
         raise UsageError(f"data directory {place} is a file; choose another path with --data")

@@ -1,10 +1,10 @@
 """The bytes of a call that one site sends to another, and of its answer.
 
-Call: its claim, or its own producer (16 bytes, number u64, previous u64); the flags of the call (u8:
-1 wants a sync, 2 the batch is checked, 4 has a producer of its own); shared flags (i16); any flags
-(u16); then six lists of byte strings: topics, values, properties, publishers, one with the
-publisher, and one with the flags, a byte for each row, empty if all rows share them. A list is the number of strings (u32), their lengths
-(u32 each), and the strings. Integers are little endian.
+Call: its claim, or its own producer (16 bytes, number u64, previous u64); the flags of the call
+(u8: 1 wants a sync, 2 the batch is checked, 4 has a producer of its own); shared flags (i16); any
+flags (u16); then six lists of byte strings: topics, values, properties, publishers, one with the
+publisher, and one with the flags, a byte for each row, empty if all rows share them. A list is the
+number of strings (u32), their lengths (u32 each), and the strings. Integers are little endian.
 
 Answer: JSON, either of an outcome or of an error.
 """

@@ -41,7 +41,7 @@ class _Waiting:
     The number is 0 if the call has a producer of its own.
     """
 
-    __slots__ = ("attempt", "call", "number", "place", "ticket")
+    __slots__ = ("attempt", "call", "number", "place", "term", "ticket")
 
     def __init__(self, place: int, number: int, call: Call, ticket: Ticket) -> None:
         self.place = place
@@ -49,6 +49,8 @@ class _Waiting:
         self.call = call
         self.ticket = ticket
         self.attempt = 0
+        # The term of the leader that has the attempt.
+        self.term = 0
 
 
 class Router:
@@ -92,8 +94,11 @@ class Router:
     def look(self) -> None:
         """Send what is not under way: the leader has changed, or some time has passed."""
         with self._condition:
+            term = self._log.view.term
             for waiting in list(self._waiting.values()):
-                if waiting.attempt == 0 and not self._send(waiting):
+                # A deposed leader may be dead, so its answer is not waited for.
+                is_due = waiting.attempt == 0 or waiting.term < term
+                if is_due and not self._send(waiting):
                     break
 
     @property
@@ -133,6 +138,7 @@ class Router:
             return False
         self._attempts += 1
         attempt = waiting.attempt = self._attempts
+        waiting.term = view.term
         call = waiting.call
         if waiting.number:
             call.claim = self._sender.attempt(waiting.number, attempt)

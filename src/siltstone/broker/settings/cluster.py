@@ -1,0 +1,63 @@
+"""The settings of a cluster of sites that replicate databases."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Self
+
+from pydantic import Field, model_validator
+
+from siltstone.broker.settings.kinds import Settings, wrong
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+_PLACE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
+
+
+class ClusterSettings(Settings):
+    """A cluster: several sites that each run a broker and replicate databases. It needs
+    `siltstone[cluster]`.
+    """
+
+    name: str = Field(
+        default="", description="Name of the cluster that this broker belongs to. Empty: none."
+    )
+    site: str = Field(default="", description="Name of this site, which no other site has.")
+    seeds: str = Field(
+        default="",
+        description="Addresses of all sites as HOST:PORT, separated by commas. The NATS servers of "
+        "the sites connect to each other there.",
+    )
+    listen: str = Field(
+        default="",
+        description="Which of the seeds is this site. Empty: the first one that is a free address "
+        "of this machine when the site starts for the first time.",
+    )
+    secret_file: str = Field(
+        default="",
+        description="File with the secret that all sites share. Empty: a file of this user with "
+        "the name of the cluster, which the first site creates.",
+    )
+    nats_server: str = Field(
+        default="", description="Path of nats-server. Empty: the one of siltstone[cluster]."
+    )
+
+    @property
+    def enabled(self) -> bool:
+        """Whether this broker belongs to a cluster."""
+        return bool(self.name)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.enabled:
+            if self.site or self.seeds or self.listen:
+                raise wrong("is missing: site, seeds and listen are for a cluster", "name")
+            return self
+        for key, name in (("name", self.name), ("site", self.site)):
+            if not _NAME.fullmatch(name):
+                raise wrong("must have 1 to 32 letters, digits, '_' and '-'", key)
+        for place in self.seeds.split(","):
+            if not _PLACE.fullmatch(place.strip()):
+                raise wrong(f"must be HOST:PORT,HOST:PORT,…: {place.strip()!r}", "seeds")
+        if self.listen and self.listen not in [each.strip() for each in self.seeds.split(",")]:
+            raise wrong("must be one of the seeds", "listen")
+        return self
