@@ -29,6 +29,7 @@ PASSES_ON: Final = {
 }
 CLIENT_FACTS: Final = ("client_id", "address", "user", "reason", "text")
 # Facts that a call passes on, so they are not in the same call as the event.
+SHARD_FACTS: Final = ("database", "shard")
 MORE_FACTS: Final[dict[str, tuple[str, ...]]] = {
     "alarm_cleared": ("free_bytes", "keep_free_bytes", "ahead_seconds"),
     "alarm_raised": ("free_bytes", "keep_free_bytes", "ahead_seconds"),
@@ -41,6 +42,16 @@ MORE_FACTS: Final[dict[str, tuple[str, ...]]] = {
     "position_reset": ("client_id", "group"),
     "publish_not_retained": (*CLIENT_FACTS, "topic"),
     "publish_refused": (*CLIENT_FACTS, "topic"),
+    **dict.fromkeys(
+        (
+            "shard_led",
+            "shard_stepped_down",
+            "shard_stopped",
+            "shard_behind_trim",
+            "shard_waits_for_space",
+        ),
+        SHARD_FACTS,
+    ),
     "user_locked_out": ("user", "address"),
 }
 
@@ -130,6 +141,25 @@ MEANINGS: Final = {
     "session_save_failed": "The state of a session could not be saved.",
     "sessions_found_connected": "The broker ended without a shutdown while `sessions` clients "
     "were connected.",
+    "cluster_joined": "This site has reached a majority of its cluster.",
+    "cluster_task_failed": "A bug in Siltstone ended a task of the cluster; please report the "
+    "traceback.",
+    "cluster_waiting": "This site waits for a majority of its cluster; `error` is the last answer.",
+    "database_not_of_cluster": "The cluster has no database of this name, or another one, so this "
+    "site does not replicate its own.",
+    "log_gap": "A message of a shared log is missing or damaged; the site reads again.",
+    "log_unreachable": "A shared log cannot be read now; the site tries again.",
+    "nats_ended": "The NATS server of this site has ended; it is started again.",
+    "nats_found": "The NATS server of an earlier start still runs, and this site uses it.",
+    "nats_started": "This site has started its NATS server.",
+    "shard_behind_trim": "The shared log does not have the messages any more that this site needs "
+    "next, so it replicates the shard no further.",
+    "shard_led": "This site leads a replicated shard from now on.",
+    "shard_stepped_down": "This site does not lead a replicated shard any more.",
+    "shard_stopped": "A site stopped replicating a shard, because its log has something that an "
+    "intact log cannot have; an operator must decide.",
+    "shard_waits_for_space": "A row of another site cannot be stored for lack of disk space; the "
+    "shard reads no further until it can.",
     "shard_failed": "A bug in Siltstone ended the writer thread of a shard; please report the "
     "traceback.",
     "shard_upkeep_failed": "A periodic sync, rotation or removal of a shard failed; it is tried "

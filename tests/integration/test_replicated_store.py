@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -11,15 +12,16 @@ import pytest
 
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.store.log.read.pieces import Row
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
+from siltstone.store.log.read.pieces import Row
 from siltstone.store.log.write.partition import Columns
 from siltstone.store.slab.settings import DatabaseSettings
 from tests.support.shared_log import MemorySite, SharedLogs
 
 SETTINGS = DatabaseSettings(backend="replicated", segment_bytes=64 * 1024)
 PATIENCE = 20.0
+_NEVER = threading.Event()
 
 
 def until(holds: object, what: str) -> None:
@@ -27,7 +29,7 @@ def until(holds: object, what: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < deadline, what
-        time.sleep(0.002)
+        _NEVER.wait(0.002)
 
 
 class Three:
@@ -69,16 +71,12 @@ class Three:
             deadline = time.monotonic() + PATIENCE
             while not ticket.done and time.monotonic() < deadline:
                 self.tick()
-                time.sleep(0.002)
+                _NEVER.wait(0.002)
             ticket.wait(0)
 
     def rows(self, name: str) -> list[tuple[str, bytes]]:
         batches = self.databases[name].read("#", columns=["serial", "topic", "value"])
-        return [
-            (row["topic"], row["value"])
-            for batch in batches
-            for row in batch.to_pylist()
-        ]
+        return [(row["topic"], row["value"]) for batch in batches for row in batch.to_pylist()]
 
     def settle(self) -> None:
         """Wait until all sites have read everything."""

@@ -173,12 +173,12 @@ def _site_of(settings: BrokerSettings, clock: Clock) -> ClusterSite | None:
     if not settings.cluster.enabled:
         return None
     try:
-        from siltstone.broker.cluster import make_site  # noqa: PLC0415 - see above
+        from siltstone.cluster.opening import make_site  # noqa: PLC0415 - see above
     except ModuleNotFoundError as exc:
         if exc.name != "nats":
             raise
         raise UsageError("a cluster needs nats-py: install siltstone[cluster]") from exc
-    return make_site(settings, clock)
+    return make_site(**settings.cluster.model_dump(), data=settings.data, clock=clock)
 
 
 def check_files(settings: BrokerSettings) -> None:

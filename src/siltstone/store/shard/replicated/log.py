@@ -397,14 +397,16 @@ class ReplicatedLog:
                     self._lead(action)
                 case StepDown():
                     self._deposed = True
-                    self._note("shard_stepped_down", term=action.term)
+                    log(_LOG, logging.INFO, "shard_stepped_down", term=action.term, **self._facts)
                 case Fetch():
                     self._cluster.fetch(self, action.sequence, action.reason)
                 case Copy():
-                    self._note("shard_behind_trim", logging.ERROR, first=action.first)
+                    log(_LOG, logging.ERROR, "shard_behind_trim", first=action.first, **self._facts)
                 case Stop():
                     self._lost = True
-                    self._note("shard_stopped", logging.CRITICAL, reason=action.reason)
+                    log(
+                        _LOG, logging.CRITICAL, "shard_stopped", reason=action.reason, **self._facts
+                    )
                 case _:
                     # Answers: `commit` returns when its record was stored.
                     pass
@@ -432,7 +434,7 @@ class ReplicatedLog:
             self._files.apply(change)
         except RetryError as exc:
             self._unstored = change
-            self._note("shard_waits_for_space", logging.WARNING, error=str(exc))
+            log(_LOG, logging.WARNING, "shard_waits_for_space", error=str(exc), **self._facts)
             return False
         except BadPayloadError as exc:
             self._core.follower.stop(str(exc))
@@ -443,7 +445,7 @@ class ReplicatedLog:
         assert self._files is not None
         self._files.publish()
         self._files.resume()
-        self._note("shard_led", term=action.term)
+        log(_LOG, logging.INFO, "shard_led", term=action.term, **self._facts)
 
     def _mark(self) -> None:
         """Sync the segments and replace the mark, if something counted since."""
@@ -481,8 +483,9 @@ class ReplicatedLog:
         """Whether messages of the tail are wanted."""
         return self.view.status is not Status.STOPPED
 
-    def _note(self, event: str, level: int = logging.INFO, **facts: object) -> None:
-        log(_LOG, level, event, database=self.database, shard=self.shard, **facts)
+    @property
+    def _facts(self) -> dict[str, object]:
+        return {"database": self.database, "shard": self.shard}
 
 
 _REPEATED: Final = Outcome(

@@ -1,0 +1,42 @@
+"""Make the site that the settings of a broker describe."""
+
+from __future__ import annotations
+
+from siltstone.clock import Clock
+from siltstone.cluster.secret import ensure_secret, read_secret
+from siltstone.cluster.settings import Address, ClusterSettings
+from siltstone.cluster.site import ClusterSite
+from siltstone.fs.paths import StorePaths
+from siltstone.fs.posix import PosixFileSystem, absolute_path, config_directory
+
+
+def make_site(
+    *,
+    name: str,
+    site: str,
+    seeds: str,
+    listen: str,
+    secret_file: str,
+    nats_server: str,
+    data: str,
+    clock: Clock,
+) -> ClusterSite:
+    """Return a site of a cluster, not started yet. Raises: UsageError, NotFoundError."""
+    fs = PosixFileSystem()
+    if secret_file:
+        secret = read_secret(fs, absolute_path(secret_file))
+    else:
+        secret = ensure_secret(fs, config_directory() / f"{name}.secret")
+    return ClusterSite(
+        ClusterSettings(
+            name=name,
+            site=site,
+            seeds=tuple(map(Address.parse, seeds.split(","))),
+            listen=Address.parse(listen) if listen else None,
+            secret=secret,
+            program=nats_server,
+            directory=StorePaths(absolute_path(data)).cluster,
+        ),
+        fs,
+        clock,
+    )

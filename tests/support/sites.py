@@ -1,0 +1,162 @@
+"""The sites of a cluster as child processes, each with the nats-server that it starts."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from siltstone.errors import SiltstoneError
+from siltstone.fs.posix import process_arguments, send_signal
+from siltstone.manage.running import ask_broker
+from siltstone.mqtt.reason import Reason
+from tests.support.broker_process import BrokerProcess, stored
+from tests.support.mqtt_socket import connected
+from tests.support.ports import free_port
+
+NAMES = ("a", "b", "c")
+# A first election of JetStream takes seconds, and more on a busy machine.
+PATIENCE = 90.0
+_STOPPED = threading.Event()
+
+
+def until(holds: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not after {seconds:g} s: {what}"
+        _STOPPED.wait(0.05)
+
+
+class Sites:
+    """Three sites on this machine."""
+
+    def __init__(self, directory: Path, settings: Mapping[str, str | float]) -> None:
+        self.directory = directory
+        secret = directory / "secret"
+        secret.write_text("a secret of this test only")
+        secret.chmod(0o600)
+        addresses = {name: f"127.0.0.1:{free_port()}" for name in NAMES}
+        self.brokers = {
+            name: BrokerProcess(
+                directory / name,
+                settings={
+                    "cluster.name": "plant",
+                    "cluster.site": name,
+                    "cluster.seeds": ",".join(addresses.values()),
+                    "cluster.listen": addresses[name],
+                    "cluster.secret_file": str(secret),
+                    **settings,
+                },
+            )
+            for name in NAMES
+        }
+        # What was acknowledged, in the order of each client.
+        self.acknowledged: list[bytes] = []
+        self._lock = threading.Lock()
+
+    def start(self, *names: str) -> None:
+        """Start sites at the same time; wait until they listen."""
+        chosen = names or NAMES
+        counts = {name: len(self.brokers[name].events()) for name in chosen}
+        for name in chosen:
+            self.brokers[name].begin()
+        for name in chosen:
+            broker = self.brokers[name]
+
+            def listens(broker: BrokerProcess = broker, before: int = counts[name]) -> bool:
+                assert broker.is_running, broker.events()[-5:]
+                return any(each["event"] == "listening" for each in broker.events()[before:])
+
+            until(listens, f"site {name} listens")
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Return what `siltstone cluster status` shows at a site."""
+        found: dict[str, Any] = ask_broker(self.directory / name, {"do": "cluster-status"})
+        return found
+
+    def leader(self, name: str, shard: str = "messages/0") -> str:
+        """Return the leader that a site knows, "" for none."""
+        with suppress(SiltstoneError):
+            found = self.status(name)["shards"].get(shard)
+            return (found or {}).get("leader") or ""
+        return ""
+
+    def wait_for_leader(self, *names: str) -> str:
+        """Wait until sites agree on a leader among them; return it."""
+        found: list[str] = []
+
+        def agree() -> bool:
+            found[:] = {self.leader(name) for name in names}
+            return len(found) == 1 and found[0] in names
+
+        until(agree, f"a leader of {names}")
+        return found[0]
+
+    def publish(self, name: str, client: str, payloads: list[bytes]) -> None:
+        """Publish with QoS 1 at a site, one message after another."""
+        with connected(self.brokers[name].port, client) as socket:
+            socket.socket.settimeout(PATIENCE)
+            for number, payload in enumerate(payloads, 1):
+                assert socket.publish("plant/x", payload, packet_id=number) is Reason.SUCCESS
+                with self._lock:
+                    self.acknowledged.append(payload)
+
+    def rows(self, name: str) -> list[bytes]:
+        """Return the stored payloads of a site."""
+        return [value for _, value in stored(self.directory / name)]
+
+    def wait_for_rows(self, count: int, *names: str) -> None:
+        """Wait until sites have this many rows."""
+        for name in names or NAMES:
+            until(lambda name=name: len(self.rows(name)) >= count, f"{count} rows at {name}")  # type: ignore[misc]
+
+    def nats_pid(self, name: str) -> int:
+        """Return the process id of the nats-server of a site, 0 if it does not run."""
+        place = self.directory / name / "cluster"
+        with suppress(OSError, ValueError):
+            pid = int((place / "nats.pid").read_text())
+            if str(place / "nats.conf") in process_arguments(pid):
+                return pid
+        return 0
+
+    def kill_nats(self, name: str) -> None:
+        """Kill the nats-server of a site, if it runs."""
+        pid = self.nats_pid(name)
+        if pid:
+            with suppress(SiltstoneError):
+                send_signal(pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill everything that still runs."""
+        for broker in self.brokers.values():
+            if broker.is_running:
+                broker.kill()
+        for name in NAMES:
+            self.kill_nats(name)
+
+    def logs(self) -> str:
+        """Return the end of the logs, for a failed test."""
+        ends = {name: self.brokers[name].events()[-8:] for name in NAMES}
+        return json.dumps(ends, indent=1, default=str)
+
+
+@contextmanager
+def three_sites(
+    directory: Path, settings: Mapping[str, str | float] | None = None
+) -> Iterator[Sites]:
+    """Three sites, not started yet; nothing of them runs at the end."""
+    sites = Sites(directory, settings or {})
+    try:
+        yield sites
+    except BaseException:
+        sys.stderr.write(sites.logs())
+        raise
+    finally:
+        sites.end()

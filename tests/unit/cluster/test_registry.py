@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from siltstone.cluster.registry import Registered
+from siltstone.cluster.shared_log import StreamName
+from siltstone.store.shard.replicated.port import Founding
+from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.writer.replication.messages import Identity
+
+KNOWN = Registered(
+    name="messages",
+    founding=Founding(
+        salt=7, created_us=8, settings=DatabaseSettings(backend="replicated", shards=2)
+    ),
+    nonces=(b"n" * 16, b"m" * 16),
+    is_ready=True,
+    revision=3,
+)
+
+
+def test_an_entry_describes_the_database_whole() -> None:
+    assert Registered.decode("messages", KNOWN.encode(is_ready=True), 3) == KNOWN
+
+
+def test_an_entry_says_whether_its_streams_exist() -> None:
+    assert not Registered.decode("messages", KNOWN.encode(is_ready=False), 3).is_ready
+
+
+def test_the_stream_of_a_shard_is_named_after_the_identity() -> None:
+    name = StreamName.of(Identity(database=b"\x01" * 16, shard=5, epoch=1))
+    assert name.stream == f"silt_{'01' * 16}_5_e1"
+    assert name.subject == f"silt.log.{name.stream}"
