@@ -69,6 +69,7 @@ def test_the_broker_starts_with_the_variables_of_the_other_commands() -> None:
 def test_the_commands_are_those_that_are_documented(siltstone: CommandLine) -> None:
     assert names(build([])) == [
         "config",
+        "cluster",
         "retained",
         "topic",
         "db",

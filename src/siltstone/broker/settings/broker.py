@@ -497,7 +497,7 @@ class BrokerSettings(Settings):
         """The settings for a new database of messages: in a cluster, it is replicated unless the
         settings say otherwise.
         """
-        settings = self.storage.database_settings()
+        settings: DatabaseSettings = self.storage.database_settings()
         if self.cluster.enabled and "backend" not in self.storage.model_fields_set:
             return replace(settings, backend="replicated")
         return settings

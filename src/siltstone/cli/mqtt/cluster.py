@@ -14,7 +14,7 @@ app = App("Show the cluster of the broker.", "siltstone cluster status")
 
 @app.command("status")
 def status(data: Data = DATA_DEFAULT, json: Json = False) -> None:
-    """Show the sites, and the leader, the replicas and the lag of each shard.
+    """Show the sites, and the leader and the replicas of each shard.
 
     $ siltstone cluster status
     $ siltstone cluster status --json

@@ -105,7 +105,7 @@ def test_the_file_here_is_read_unless_another_is_named(
 
 
 def test_every_wrong_setting_has_its_line(siltstone: CommandLine) -> None:
-    put(siltstone, "/my.toml", "colour = 'red'\n[limits]\nreceive_max = 0\n")
+    put(siltstone, "/my.toml", "flavour = 'red'\n[limits]\nreceive_max = 0\n")
     outcome = siltstone("config", "show", "--config", "/my.toml", "--port", "high")
     assert (outcome.status, outcome.out) == (2, "")
     assert outcome.err.splitlines() == [
@@ -117,7 +117,7 @@ def test_every_wrong_setting_has_its_line(siltstone: CommandLine) -> None:
             "siltstone: --port: listeners.0.port: "
             "expected a whole number from 0 to 65535, found 'high'"
         ),
-        "siltstone: /my.toml: colour: unknown key",
+        "siltstone: /my.toml: flavour: unknown key",
     ]
 
 
@@ -160,6 +160,7 @@ def test_the_reference_has_a_row_for_every_setting(siltstone: CommandLine) -> No
         "## `[flight]`",
         "## `[topiclog]`",
         "## `[[topiclog.publish]]`",
+        "## `[cluster]`",
         "## `[[listeners]]`",
         "## `[[bridge]]`",
         "## `[[bridge.topics]]`",
