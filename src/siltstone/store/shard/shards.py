@@ -29,8 +29,8 @@ from siltstone.store.log.records import DropRecord, SettingsRecord
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.slab_names import check_open
 from siltstone.store.log.write.committer import OnStored
-from siltstone.store.shard.compaction import Compaction, settle
 from siltstone.store.log.write.shard import LogShard
+from siltstone.store.shard.compaction import Compaction, settle
 from siltstone.store.shard.leader import WARM_SHARDS, LeaderShard, Leading, Listeners
 from siltstone.store.shard.manifest_change import ManifestChange
 from siltstone.store.shard.reader import ReaderShard
