@@ -44,6 +44,12 @@ TOPICS: Final = {
 # Classes whose fields are declared settings.
 SETTINGS: Final = {"DatabaseSettings": DatabaseSettings, "KeyValueSettings": KeyValueSettings}
 
+# The operations of a file system, which a test does not call itself.
+_FILES: Final = (
+    "create open read exists make_directory rename link symlink readlink remove remove_directory "
+    "sync_directory lock free_bytes disk_bytes list scan_entries scan"
+)
+
 # Methods for the broker and the pipeline only, which are not documented.
 INTERNAL: Final = {
     "Database": "block_logs choose extents failure feed_source has_stored leave_free may_hold "
@@ -55,6 +61,9 @@ INTERNAL: Final = {
     "CommitTicket": "settle tell operations",
     "FeedReader": "put end",
     "FeedRead": "picked",
+    "FaultyFileSystem": f"{_FILES} fault check",
+    "MemoryFileSystem": f"{_FILES} reading changing take_space",
+    "Fault": "matches",
 }
 
 GENERATED: Final = "<!-- Made by `python -m tools.reference`: change the code, not this page. -->"
@@ -85,8 +94,9 @@ _PYTHON: Final = f"""\
 
 {GENERATED}
 
-All names of this page are in the package `siltstone`. Those of the last section are in
-`siltstone.pipeline`. Names that end in `_us` are integers: microseconds since 1970, UTC. Time
+All names of this page are in the package `siltstone`. Those of the last two sections are in
+`siltstone.pipeline` and `siltstone.testing`.
+Names that end in `_us` are integers: microseconds since 1970, UTC. Time
 ranges are half-open: `since_us` is included, `until_us` is not.
 
 To read the rows of a filter in a time range, call
@@ -156,6 +166,11 @@ def python_page() -> str:
     parts.append("## siltstone.pipeline\n")
     for name, place in _imports("siltstone.pipeline").items():
         parts += _named(name, *place)
+    parts.append("## siltstone.testing\n")
+    parts += _named("MemoryDisk", "siltstone.testing", "MemoryDisk")
+    places = _imports("siltstone.testing")
+    for name in ("Fault", "FaultyFileSystem", "MemoryFileSystem", "PowerCut", "ManualClock"):
+        parts += _named(name, *places[name])
     return "\n".join(parts)
 
 
