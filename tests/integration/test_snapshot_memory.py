@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from siltstone.snapshot.directory import SnapshotDirectory
 from siltstone.snapshot.format.records import Record
 from tests.support.broker_process import Settings, broker_process, clean_environment
 from tests.support.mqtt_socket import MqttSocket
-from tests.support.snapshots import queued, session
+from tests.support.snapshots import queued, retained, session
 
 MIB = 1024 * 1024
 IN_MEMORY: Settings = {"persistence": "snapshot", "snapshot.time_interval": 0}
@@ -54,17 +55,29 @@ def test_500_megabytes_of_payloads_take_less_than_64(tmp_path: Path) -> None:
     check(tmp_path, 500_000, 64 * MIB)
 
 
-def fill(data: Path, count: int, size_bytes: int) -> None:
-    """Leave a snapshot of a broker with a session for which messages wait."""
-    now_us = SystemClock().now_us()
-    records: list[Record] = [replace(session("c"), last_active_us=now_us, expiry_seconds=3600)]
-    waiting = (queued("a", os.urandom(16) * (size_bytes // 16)) for _ in range(count))
+def random_payload(size_bytes: int) -> bytes:
+    return os.urandom(16) * (size_bytes // 16)
+
+
+def is_whole(payload: bytes) -> bool:
+    return len(set(zip(*[iter(payload)] * 16, strict=True))) == 1
+
+
+def leave_snapshot(data: Path, records: Iterable[Record]) -> None:
     with siltstone.open(data):
         keeper = SnapshotDirectory(
             PosixFileSystem(), SystemClock(), data / "snapshots", data / "quarantine"
         )
-        keeper.save(chain(records, waiting), source="broker")
+        keeper.save(records, source="broker")
         keeper.close()
+
+
+def fill(data: Path, count: int, size_bytes: int) -> None:
+    """Leave a snapshot of a broker with a session for which messages wait."""
+    now_us = SystemClock().now_us()
+    records: list[Record] = [replace(session("c"), last_active_us=now_us, expiry_seconds=3600)]
+    waiting = (queued("a", random_payload(size_bytes)) for _ in range(count))
+    leave_snapshot(data, chain(records, waiting))
 
 
 def test_a_broker_serves_a_snapshot_that_is_larger_than_its_memory(tmp_path: Path) -> None:
@@ -83,9 +96,36 @@ def test_a_broker_serves_a_snapshot_that_is_larger_than_its_memory(tmp_path: Pat
             assert answer.session_present
             for _ in range(count):
                 message = device.expect(Publish)
-                assert len(set(zip(*[iter(message.payload)] * 16, strict=True))) == 1
+                assert is_whole(message.payload)
                 device.send(PubAck(packet_id=message.packet_id))
             device.disconnect()
         # 94 MiB wait; the loading, a snapshot and the sending take a part of that.
         assert broker.peak_bytes() - empty_bytes < 48 * MIB
     assert [path.name for path in (tmp_path / "full" / "snapshots").glob("*.tmp")] == []
+
+
+def test_a_broker_serves_retained_messages_that_are_larger_than_its_memory(tmp_path: Path) -> None:
+    count, size_bytes = 1500, 64 * 1024
+    leave_snapshot(
+        tmp_path / "full", (retained(f"r/{n}", random_payload(size_bytes)) for n in range(count))
+    )
+    with broker_process(tmp_path / "empty", settings=IN_MEMORY) as broker:
+        empty_bytes = broker.peak_bytes()
+    with broker_process(
+        tmp_path / "full", settings={**IN_MEMORY, "snapshot.memory_max": "1 MiB"}
+    ) as broker:
+        [told] = broker.events("snapshot_payloads_on_disk")
+        assert told["messages"] > count - 20
+        broker.save()
+        with MqttSocket(broker.port) as device:
+            device.connect("c")
+            device.subscribe("r/#")
+            topics = set()
+            for _ in range(count):
+                message = device.expect(Publish)
+                assert is_whole(message.payload)
+                topics.add(message.topic)
+            assert len(topics) == count
+            device.disconnect()
+        # 94 MiB are retained; the loading, a snapshot and the sending take a part of that.
+        assert broker.peak_bytes() - empty_bytes < 48 * MIB

@@ -285,7 +285,7 @@ def _send_retained(
     # [MQTT-3.3.1-8]: a message that is sent for a new subscription has the retain flag.
     flags = min(message.flags & 3, subscribed.subscription.qos) | _RETAIN
     properties += _encoded(subscribed.identifier)
-    outbox.offer(message.topic, message.payload, flags, properties, expires_at)
+    outbox.offer(message.topic, message.body(), flags, properties, expires_at)
 
 
 def _encoded(identifier: int) -> bytes:

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from siltstone.clock import Clock
 from siltstone.mqtt.publish import stored_properties
+from siltstone.session.sending.delivery import Spilled
 from siltstone.store.database import Database, Durability
 from siltstone.store.log.read.pieces import RETAIN
 from siltstone.store.log.write.partition import Columns
@@ -54,7 +55,8 @@ class Retained(NamedTuple):
     """A retained message. In the log, an empty payload means that the topic has no message.
 
     Flags are QoS and retain, as in a row. Properties are as received, without length and alias.
-    Times are of the wall clock. The message never expires if `expires_us` is 0.
+    Times are of the wall clock. The message never expires if `expires_us` is 0. If the payload of a
+    snapshot stays on disk, `spilled` is its place and `payload` is empty.
     """
 
     topic: bytes
@@ -64,12 +66,18 @@ class Retained(NamedTuple):
     stored_us: int
     expires_us: int
     publisher: bytes
+    spilled: Spilled | None = None
+
+    def body(self) -> bytes:
+        """Return the payload, from memory or from disk."""
+        return self.payload if self.spilled is None else self.spilled.read()
 
     @property
     def size_bytes(self) -> int:
         """The size that counts for the limit."""
-        topic, payload, _, properties, _, _, publisher = self
-        return len(topic) + len(payload) + len(properties) + len(publisher)
+        topic, payload, _, properties, _, _, publisher, spilled = self
+        length = len(payload) if spilled is None else spilled.length
+        return len(topic) + length + len(properties) + len(publisher)
 
     def is_expired(self, now_us: int) -> bool:
         """Return whether the message must not be sent any more."""

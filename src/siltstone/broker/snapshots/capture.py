@@ -245,7 +245,7 @@ def _copy(group: ShareGroup, shared: Shared) -> None:
 def _retained_record(message: Retained) -> RetainedMessage:
     return RetainedMessage(
         topic=message.topic,
-        payload=message.payload,
+        payload=message.body(),
         flags=message.flags,
         properties=message.properties,
         stored_us=message.stored_us,

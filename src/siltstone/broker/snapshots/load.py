@@ -96,17 +96,21 @@ class SnapshotLoad:
         return self._session
 
     def _retain(self, record: RetainedMessage) -> None:
+        spilled = _spilled(record.payload)
         message = Retained(
             record.topic,
-            record.payload,
+            record.payload if spilled is None else b"",
             record.flags,
             stored_properties(record.properties),
             record.stored_us,
             record.expires_us,
             record.publisher,
+            spilled,
         )
-        if not message.is_over(self._broker.clock):
-            self._broker.retained.put_back(message)
+        if message.is_over(self._broker.clock):
+            return
+        self._broker.retained.put_back(message)
+        self.spilled_messages += spilled is not None
 
     def _begin(self, record: SessionState) -> None:
         self._end()
@@ -153,14 +157,13 @@ class SnapshotLoad:
         if record.expires_us != NEVER_US:
             expires_at = self._time_of(record.expires_us) or _JUST_BEFORE
         properties = stored_properties(record.properties)
-        payload = record.payload
-        if isinstance(payload, InFile) and not record.packet_id:
-            delivery = Delivery(record.topic, b"", record.flags, properties, expires_at)
-            delivery.spilled = Spilled(payload.file, payload.start, len(payload))
-            self.spilled_messages += 1
-        else:
-            delivery = Delivery(record.topic, payload, record.flags, properties, expires_at)
+        # What is in flight was sent before, so it is sent again at once.
+        spilled = None if record.packet_id else _spilled(record.payload)
+        payload = record.payload if spilled is None else b""
+        delivery = Delivery(record.topic, payload, record.flags, properties, expires_at)
+        delivery.spilled = spilled
         delivery.packet_id = record.packet_id
+        self.spilled_messages += spilled is not None
         (self._inflight if record.packet_id else self._waiting).append(delivery)
         self.messages += 1
 
@@ -189,3 +192,10 @@ class SnapshotLoad:
     def _time_of(self, time_us: int) -> float:
         """Convert a time of the wall clock to a time of the loop."""
         return self._now + (time_us - self._now_us) / _SECOND_US
+
+
+def _spilled(payload: bytes) -> Spilled | None:
+    """Return the place of a payload that does not fit into memory, None for any other payload."""
+    if not isinstance(payload, InFile):
+        return None
+    return Spilled(payload.file, payload.start, len(payload))

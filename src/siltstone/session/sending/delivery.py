@@ -41,12 +41,12 @@ class Spilled:
     def __init__(self, file: File, start: int, length: int) -> None:
         self._file = file
         self._start = start
-        self._length = length
+        self.length = length
 
     def read(self) -> bytes:
         """Return the payload. Raises: DiskError, CorruptionError if the file is too short."""
-        payload = self._file.read_at(self._start, self._length)
-        if len(payload) != self._length:
+        payload = self._file.read_at(self._start, self.length)
+        if len(payload) != self.length:
             raise CorruptionError(
                 "the file ends before the payload does",
                 path=self._file.path,

@@ -30,7 +30,7 @@ from siltstone.clock import ManualClock
 from siltstone.errors import ClosedError, CorruptionError, StorageFullError, UsageError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.mqtt.packets import Disconnect
+from siltstone.mqtt.packets import Disconnect, Publish
 from siltstone.snapshot.directory import Saved, list_snapshots, name_of
 from siltstone.snapshot.format.contents import BoundedContents
 from siltstone.snapshot.format.records import Record
@@ -38,7 +38,7 @@ from siltstone.snapshot.loader import verify_snapshot
 from siltstone.store.directory import Store
 from siltstone.store.slab.settings import DatabaseSettings
 from tests.support.memory_core import MemoryCore
-from tests.support.snapshots import names_in, queued, session
+from tests.support.snapshots import names_in, queued, retained, session
 
 DATA = PurePath("/data")
 DIRECTORY = DATA / "snapshots"
@@ -283,6 +283,38 @@ def test_payloads_beyond_the_memory_wait_on_disk_and_come_back_whole(
     with fs.open(saved.path, writable=False) as file:
         assert verify_snapshot(file).counts["QueuedMessage"] == 51
     assert [name for name in names_in(fs, keeper.directory) if "payloads" in name] == []
+
+
+@pytest.mark.parametrize(("memory_max", "spilled"), [(0, 50), (20_000, 30), (1 << 20, 0)])
+def test_retained_payloads_beyond_the_memory_stay_on_disk_and_are_sent_whole(
+    caplog: pytest.LogCaptureFixture, memory_max: int, spilled: int
+) -> None:
+    fs, core = MemoryFileSystem(), MemoryCore()
+    fs.make_directory(DATA)
+    keeper = open_keeper(fs, core.clock, DATA, 2)
+    kept = [retained(f"r/{n:02}", b"%04d" % n * 250) for n in range(50)]
+    keeper.save(kept, source=OF_BROKER)
+    load_state(
+        core.broker, keeper, bounded_contents(fs, keeper.directory, memory_max), allow_empty=False
+    )
+    in_memory_bytes = sum(len(message.payload) for message in core.broker.retained.all())
+    assert in_memory_bytes == (50 - spilled) * 1000
+    # For the limit of retained messages, a payload counts wherever it is.
+    assert core.broker.retained.size_bytes == sum(len(each.topic) + 1001 for each in kept)
+    told = [each for each in caplog.records if each.message == "snapshot_payloads_on_disk"]
+    assert [each.__dict__["facts"]["messages"] for each in told] == ([spilled] if spilled else [])
+    found = core.connect("c").subscribe("r/#")
+    sent = {each.topic.decode(): each.payload for each in found if isinstance(each, Publish)}
+    assert sent == {each.topic.decode(): each.payload for each in kept}
+    # The next snapshot has all of them again.
+    with asyncio.Runner() as runner:
+        begun = begin_capture(core.broker, runner.get_loop())
+        keeper.save(begun.records, source=OF_BROKER)
+        begun.end()
+    again = MemoryCore()
+    load_state(again.broker, keeper, in_memory(), allow_empty=False)
+    restored = {message.topic: message.payload for message in again.broker.retained.all()}
+    assert restored == {each.topic: each.payload for each in kept}
 
 
 def test_where_there_is_not_enough_memory_a_sentence_says_so() -> None:
