@@ -8,7 +8,7 @@ from threading import Barrier, Thread
 import pytest
 
 from siltstone.clock import ManualClock
-from siltstone.errors import QuotaExceededError
+from siltstone.errors import QuotaExceededError, UsageError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
@@ -175,3 +175,39 @@ def test_a_quota_refuses_rows_and_a_drop_makes_room(tmp_path: Path) -> None:
     with new_store(tmp_path, ManualClock(NOW_US)) as store:
         rows = check_everything(store.database("one"))
         assert as_given(rows)[-1] == Row("t", b"again")
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_retention_by_bytes_alone_keeps_more_than_half_of_it_and_never_more(
+    tmp_path: Path, shards: int
+) -> None:
+    limit = shards * 1024 * 1024
+    with new_store(tmp_path, ManualClock(NOW_US)) as store:
+        database = store.create("one", DatabaseSettings(shards=shards, retain_bytes=limit))
+        kept, sizes = [], []
+        for number in range(6 * limit // (16 * len(VALUE))):
+            rows = [Row("t", VALUE, f"p{number % 16}") for _ in range(16)]
+            database.append(rows).wait()
+            sizes.append(database.size_bytes())
+            kept.append(sum(info.rows for info in database.slabs()) * len(VALUE))
+        # A shard looks after its slabs behind an append, so the next frames may be there before.
+        assert max(sizes) <= limit + shards * 128 * 1024
+        database.enforce_retention()
+        assert database.size_bytes() <= limit
+        assert min(kept[len(kept) // 2 :]) >= limit // 2
+
+
+def test_a_retention_that_no_generations_fit_is_refused_unless_it_was_there_before(
+    tmp_path: Path,
+) -> None:
+    too_little = r"retain_bytes must be at least 1048576 \(1 MiB\) for each shard"
+    with new_store(tmp_path, ManualClock(NOW_US)) as store:
+        with pytest.raises(UsageError, match=too_little):
+            store.create("one", DatabaseSettings(shards=2, retain_bytes=2 * 1024 * 1024 - 1))
+        database = store.create("one", DatabaseSettings(shards=2, retain_bytes=2 * 1024 * 1024))
+        with pytest.raises(UsageError, match=too_little):
+            database.configure(retain_bytes=200 * 1024)
+        # Generations of a chosen size are the caller's business.
+        database.configure(retain_bytes=200 * 1024, rotate_bytes=64 * 1024)
+        with pytest.raises(UsageError, match=too_little):
+            database.configure(rotate_bytes=None)
+        database.configure(compression="zstd")

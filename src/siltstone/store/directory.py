@@ -55,6 +55,7 @@ from siltstone.store.log.slab_names import holds_rows
 from siltstone.store.shard.replicated.port import Founding, Replication
 from siltstone.store.shard.shard import LEADING, READING, Role, Roles
 from siltstone.store.slab.manifest import MANIFEST, Manifest
+from siltstone.store.slab.retention import require_retention
 from siltstone.store.slab.settings import DatabaseSettings, require_local
 from siltstone.store.tx.owned_map import OWNED_MAP_SETTINGS
 from siltstone.store.tx.settings import KeyValueSettings
@@ -218,6 +219,7 @@ class Store:
             _check_name(name)
             if settings is not None:
                 require_kind("settings", settings, DatabaseSettings, "a DatabaseSettings")
+                require_retention(settings)
             directory = self._paths.database(name)
             if self._fs.exists(directory / MANIFEST):
                 raise ExistsError(f"database {name!r} exists already")

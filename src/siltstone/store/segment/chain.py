@@ -319,6 +319,11 @@ class ChainWriter:
         if self.active is not None:
             self.active.notes_sync = False
 
+    def used_bytes(self) -> int:
+        """Return the disk space of the chain in bytes, without what is allocated ahead."""
+        active = 0 if self.active is None else self.active.end_position
+        return self._sealed_bytes + active
+
     def adopt(self, writer: SegmentWriter) -> None:
         """Continue to write a recovered segment, the last one of the chain."""
         self.active = writer

@@ -48,7 +48,7 @@ from siltstone.store.slab.manifest import (
     read_manifest,
 )
 from siltstone.store.slab.marks import with_marks
-from siltstone.store.slab.retention import due_for_turn
+from siltstone.store.slab.retention import due_for_turn, require_retention, sets_rotation
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.slab.space import Space
 
@@ -82,6 +82,7 @@ class Shards:
         self._tell_recovered: Callable[[RecoveryReport], None] | None = None
         self._listeners = Listeners()
         self._checked_at = clock.monotonic()
+        self._checked_bytes: dict[int, int] = {}
         self._space = Space(fs, directory)
         self._topics: set[str] = set()
         self._measured_at = -1.0
@@ -269,7 +270,10 @@ class Shards:
         self._refuse_replicated("change settings")
         with self._configure_lock:
             # Impossible changes are refused before they are committed.
-            leading.manifest.current.settings.changed(changes)
+            changed = leading.manifest.current.settings.changed(changes)
+            if {"retain_bytes", "rotate_bytes", "rotate_seconds"} & changes.keys():
+                # A database of version 0.1.0 may have a smaller retention; it stays as it is.
+                require_retention(changed)
             change = ManifestChange(leading.manifest)
             # The other shards follow when the manifest has the settings.
             self._leaders[0].log.commit(SettingsRecord(changes), change, sync=True)
@@ -592,19 +596,24 @@ class Shards:
             # The shard is still being opened, or it is being closed; or another site decides.
             return
         settings = self.manifest.settings
+        size_bytes = queue.committer.size_bytes()
         turned = due_for_turn(
             settings,
             queue.committer.slab.record,
             rows=queue.committer.rows,
-            size_bytes=queue.committer.size_bytes(),
+            size_bytes=size_bytes if sets_rotation(settings) else queue.committer.used_bytes(),
             now_us=self._clock.now_us(),
             reclaims=settings.reclaim != "none",
         )
         if turned:
             queue.turn()
         now = self._clock.monotonic()
-        if turned or now - self._checked_at >= 1.0:
+        size_bytes = queue.committer.size_bytes()
+        # The disk space grew by an allocation, or a new slab was begun.
+        grown = settings.retain_bytes and size_bytes != self._checked_bytes.get(number)
+        if turned or grown or now - self._checked_at >= 1.0:
             self._checked_at = now
+            self._checked_bytes[number] = size_bytes
             limits = (settings.retain_bytes, settings.retain_seconds)
             if self._cluster is None and limits != (None, None):
                 self.enforce_retention()

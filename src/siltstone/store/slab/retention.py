@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
+from siltstone.errors import UsageError
 from siltstone.store.slab.drops import Why
 from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
 
@@ -12,6 +13,9 @@ _SECOND_US = 1_000_000
 # If only a retention is set, a generation is this fraction of it, so that one can be dropped.
 _RETAINED_GENERATIONS = 8
 _ROTATE_BYTES_MIN = 65_536
+# The disk space of a slab is allocated in steps of at least 64 KiB. Below this size for each shard,
+# the steps would take most of what a retention may keep.
+RETAIN_BYTES_MIN: Final = 1024 * 1024
 # If delivered rows are reclaimed and no setting ends a generation, it ends at the first size. At
 # the second size it ends already if no more rows arrive and all rows are delivered.
 RECLAIM_ROTATE_BYTES: Final = 64 * 1024 * 1024
@@ -20,6 +24,9 @@ RECLAIM_SEAL_BYTES: Final = 1024 * 1024
 
 class Limits(Protocol):
     """The relevant settings of a database of either kind; None is no limit."""
+
+    @property
+    def shards(self) -> int: ...
 
     @property
     def rotate_seconds(self) -> float | None: ...
@@ -58,6 +65,22 @@ def sets_rotation(settings: Limits) -> bool:
     return settings.rotate_seconds is not None or settings.rotate_bytes is not None
 
 
+def require_retention(settings: Limits) -> None:
+    """Raise UsageError if only whole generations that are too large would fit into `retain_bytes`.
+
+    A rotation that is set says how large generations are, so any retention is accepted beside it.
+    """
+    least = RETAIN_BYTES_MIN * settings.shards
+    if settings.retain_bytes is None or settings.retain_bytes >= least or sets_rotation(settings):
+        return
+    raise UsageError(
+        f"setting retain_bytes must be at least {RETAIN_BYTES_MIN} (1 MiB) for each shard, because "
+        f"rows are dropped in whole generations of at least {_ROTATE_BYTES_MIN} bytes; to keep "
+        f"less, set rotate_bytes or rotate_seconds too: retain_bytes={settings.retain_bytes} "
+        f"shards={settings.shards} least={least}"
+    )
+
+
 def _rotation(settings: Limits, *, reclaims: bool) -> tuple[float | None, int | None]:
     """Return the age in seconds and the size in bytes at which a generation ends.
 
@@ -69,7 +92,9 @@ def _rotation(settings: Limits, *, reclaims: bool) -> tuple[float | None, int | 
         if settings.retain_seconds is not None:
             seconds = settings.retain_seconds / _RETAINED_GENERATIONS
         if settings.retain_bytes is not None:
-            size_bytes = max(_ROTATE_BYTES_MIN, settings.retain_bytes // _RETAINED_GENERATIONS)
+            # All shards together keep this size, and each of them has a current slab.
+            generations = _RETAINED_GENERATIONS * settings.shards
+            size_bytes = max(_ROTATE_BYTES_MIN, settings.retain_bytes // generations)
         if reclaims:
             size_bytes = min(size_bytes or RECLAIM_ROTATE_BYTES, RECLAIM_ROTATE_BYTES)
     return seconds, size_bytes

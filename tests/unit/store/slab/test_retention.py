@@ -95,6 +95,11 @@ class TestTurn:
         assert not turns(settings, size_bytes=size - 1)
         assert turns(settings, size_bytes=size)
 
+    def test_all_shards_together_keep_the_size(self) -> None:
+        settings = DatabaseSettings(retain_bytes=8 << 20, shards=4)
+        assert not turns(settings, size_bytes=(1 << 18) - 1)
+        assert turns(settings, size_bytes=1 << 18)
+
     def test_a_rotation_that_is_set_is_not_replaced_by_one_of_the_retention(self) -> None:
         settings = DatabaseSettings(retain_bytes=8 << 20, retain_seconds=80.0, rotate_seconds=40.0)
         assert not turns(settings, size_bytes=1 << 20, now_us=49 * SECOND)

@@ -380,6 +380,10 @@ class Committer:
         """Measure the disk space of the sealed segments again: files of them were replaced."""
         self._writer.measure()
 
+    def used_bytes(self) -> int:
+        """Return the disk space of the slab in bytes, without what is allocated ahead."""
+        return self._writer.used_bytes()
+
     def park(self) -> None:
         """If `parks` is set, close the file descriptor until there is more to store."""
         active = self._writer.active
