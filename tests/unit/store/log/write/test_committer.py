@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from siltstone.store.writer.commit_log import Record, Replica
 from siltstone.store.writer.producers import ProducerTable, producer_key
 from siltstone.store.writer.ticket import Outcome
 from siltstone.topic.grammar import TopicFilter
+from siltstone.topic.structure import Stream
 from tests.support.builders import (
     NOW_US,
     SEGMENT_BYTES,
@@ -85,6 +87,25 @@ class TestOrder:
         assert committer.unsynced is False
         again, _ = reopened(World(fs.crash_clone()))
         assert topics_of(again.slab) == ["a", "b", "c"]
+
+    def test_readers_know_the_stream_of_a_row_before_they_see_the_row(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        committer = begun(World())
+        publish, seen = Slab.publish, []
+
+        def watched(slab: Slab, edges: Iterable[bytes]) -> list[Stream]:
+            # A reader that comes before the streams, and one that comes after them.
+            seen.append((slab.next_serial(), topics_of(slab)))
+            new = publish(slab, edges)
+            seen.append((slab.next_serial(), topics_of(slab)))
+            return new
+
+        monkeypatch.setattr(Slab, "publish", watched)
+        committer.commit([call_on("a/1")])
+        committer.commit([call_on("b"), call_on("c/d/e")])
+        assert seen == [(0, []), (0, []), (1, ["a/1"]), (1, ["a/1"])]
+        assert topics_of(committer.slab) == ["a/1", "b", "c/d/e"]
 
     def test_rows_are_seen_only_when_they_are_synced(self) -> None:
         world, fs = faulty_world()
