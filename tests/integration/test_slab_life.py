@@ -176,6 +176,7 @@ def test_a_quota_refuses_rows_and_a_drop_makes_room(tmp_path: Path) -> None:
         rows = check_everything(store.database("one"))
         assert as_given(rows)[-1] == Row("t", b"again")
 
+
 @pytest.mark.parametrize("shards", [1, 4])
 def test_a_retention_by_bytes_alone_keeps_more_than_half_of_it_and_never_more(
     tmp_path: Path, shards: int
