@@ -29,7 +29,8 @@ TOPICS: Final = {
     "Open a store": "open Store",
     "Databases of messages": "Database Row Columns Batch Read Ticket Status TopicFilter",
     "Feeds and positions": "FeedReader FeedRead FeedPosition StreamRef StreamIterator",
-    "Settings and inspection": "DatabaseSettings SlabId SlabInfo StreamInfo Hole COLUMNS SCHEMA",
+    "Settings and inspection": "DatabaseSettings SlabId SlabInfo StreamInfo Hole ReadReport "
+    "COLUMNS SCHEMA",
     "Key-value databases": "KeyValueDatabase KeyValueSettings Transaction CommitTicket Committed "
     "KeyIterator KeyRead OwnedMaps OwnedMap count_in COMMIT_SERIAL LATEST MONOTONIC "
     "OWNED_MAP_SETTINGS",

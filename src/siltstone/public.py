@@ -40,7 +40,7 @@ from siltstone.store.keyvalue import KeyValueDatabase
 from siltstone.store.log.info import Hole, SlabInfo, StreamInfo
 from siltstone.store.log.iterator import StreamIterator, StreamRef
 from siltstone.store.log.read.pieces import COLUMNS, SCHEMA, Batch, Row
-from siltstone.store.log.read.scan import Status
+from siltstone.store.log.read.scan import ReadReport, Status
 from siltstone.store.log.write.partition import Columns
 from siltstone.store.slab.manifest import SlabId
 from siltstone.store.slab.settings import DatabaseSettings
@@ -93,6 +93,7 @@ __all__ = [
     "PreconditionError",
     "QuotaExceededError",
     "Read",
+    "ReadReport",
     "RetryError",
     "Row",
     "RunningDatabase",

@@ -147,7 +147,7 @@ class Reads:
                         slab=span.slab,
                         wanted=choice.wanted,
                         serials=span.serials,
-                        frames=choice.frames,
+                        frames=_EVERYTHING.joined(choice),
                     )
                 )
         directory = StorePaths(PurePath(options.path)).database(database.name)

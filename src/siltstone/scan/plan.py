@@ -13,14 +13,14 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from siltstone.scan.portion import Portion
-from siltstone.store.log.read.selection import FramePlace, FrameRun, Wanted, run_of
+from siltstone.store.log.read.selection import Choice, FramePlace, FrameRun, Wanted, run_of
 from siltstone.store.slab.manifest import SlabId
 
 # A smaller partition is not worth a task of its own.
 PARTITION_BYTES_MIN: Final = 8 * 1024 * 1024
 PARTITIONS_WANTED: Final = 8
 # Small frames are joined up to this size before partitions are balanced.
-_GRAIN_BYTES: Final = 256 * 1024
+GRAIN_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,10 @@ class Limits:
 
     bytes_max: int
     rows_max: int | None = None
+
+    def joined(self, choice: Choice) -> Iterator[FramePlace]:
+        """Return the frames of a choice, small ones joined as far as one partition may hold."""
+        return choice.joined(min(GRAIN_BYTES, self.bytes_max), self.rows_max or 1 << 62)
 
 
 class _Grain(NamedTuple):
@@ -84,11 +88,11 @@ class _Tally:
 
 def _grains(slab: SlabFrames, limits: Limits, tally: _Tally) -> Iterator[_Grain]:
     """Yield the frames of a slab; join small ones with their neighbours, split large ones."""
-    grain_bytes = min(_GRAIN_BYTES, limits.bytes_max)
+    grain_bytes = min(GRAIN_BYTES, limits.bytes_max)
     rows_max = limits.rows_max or 1 << 62
     held: _Grain | None = None
     for place in slab.frames:
-        tally.frames += 1
+        tally.frames += place.frames
         tally.size_bytes += place.end - place.position
         for grain in _cut(place, slab, limits):
             if held is None:

@@ -152,6 +152,7 @@ def plan_between(
     extents: Sequence[SlabExtent],
 ) -> Plan[Portion]:
     """Plan a read of the rows between two positions."""
+    limits = Limits(bytes_max=options.bytes_per_partition, rows_max=options.rows_per_partition)
     chosen: list[SlabFrames] = []
     choices: list[Choice] = []
     skipped = 0
@@ -169,11 +170,10 @@ def plan_between(
                 slab=extent.slab,
                 wanted=choice.wanted,
                 serials=serials,
-                frames=choice.frames,
+                frames=limits.joined(choice),
                 weight=weight,
             )
         )
-    limits = Limits(bytes_max=options.bytes_per_partition, rows_max=options.rows_per_partition)
     directory = StorePaths(absolute_path(options.path)).database(database.name)
     packed = pack(chosen, limits, str(directory))
     report = PlanReport(

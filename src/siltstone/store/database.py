@@ -31,7 +31,14 @@ from siltstone.store.log.iterator import StreamIterator, StreamRef, require_plac
 from siltstone.store.log.opening import RecoveryReport
 from siltstone.store.log.read.cursor import read_in_time_order
 from siltstone.store.log.read.pieces import COLUMNS, Batch, Row, schema_of
-from siltstone.store.log.read.scan import Span, Status, count_rows, read_stream
+from siltstone.store.log.read.scan import (
+    ReadReport,
+    Span,
+    Status,
+    count_chosen,
+    count_rows,
+    read_stream,
+)
 from siltstone.store.log.read.selection import Choice, SlabExtent, choose_frames, extent_of
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.cook import Call
@@ -277,11 +284,13 @@ class Database:
         until_us: int | None = None,
         columns: Sequence[str] = COLUMNS,
         rows_max: int | None = None,
+        report: ReadReport | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the matching rows in [since, until), of all shards and generations, in order of
         time.
 
-        The read ends with the last row that was visible when it began.
+        The read ends with the last row that was visible when it began. It counts in `report` what
+        it reads.
         """
         schema_of(columns)
         require_times(since_us, until_us)
@@ -296,7 +305,23 @@ class Database:
         for slab in self._overlapping(since_us, until_us):
             end = slab.next_serial()
             shards.setdefault(slab.id.shard, []).append((slab, slab.match(parsed), end))
-        return read_in_time_order(list(shards.values()), span, columns, rows_max)
+        return read_in_time_order(list(shards.values()), span, columns, rows_max, report)
+
+    @again_when_dropped
+    def explain(
+        self, topic_filter: str = "#", *, since_us: int = 0, until_us: int | None = None
+    ) -> ReadReport:
+        """Return the segments, frames and rows that `read` would look at, and those that the
+        indexes let it skip. No row is read.
+        """
+        require_times(since_us, until_us)
+        parsed = TopicFilter.parse(topic_filter)
+        span = Span(since_us=since_us, until_us=until_us)
+        self._shards.refresh()
+        report = ReadReport()
+        for slab in self._overlapping(since_us, until_us):
+            count_chosen(slab, slab.match(parsed), span, report)
+        return report
 
     @again_when_dropped
     def count(

@@ -22,6 +22,7 @@ One thread adds frames, and any thread asks: a frame is valid once `count` inclu
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -57,6 +58,27 @@ def needed_words(words: Iterable[tuple[int, bytes]]) -> Needed:
     return tuple(sorted({word_hash(level, word) for level, word in words if level < LEVELS_MAX}))
 
 
+def needed_at(levels: Sequence[bytes], words: Sequence[bytes | None]) -> Needed:
+    """Return the hashes of the words that are required at the varying levels of a stream; None is
+    any word.
+    """
+    varying = [level for level, word in enumerate(levels) if word == b"+"]
+    return needed_words(
+        (level, word) for level, word in zip(varying, words, strict=True) if word is not None
+    )
+
+
+class _Hashes(dict[bytes, int]):
+    """The hashes of the words of one level that were seen."""
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+
+    def __missing__(self, word: bytes) -> int:
+        number = self[word] = word_hash(self._level, word)
+        return number
+
+
 class _Run(NamedTuple):
     """Some thousand frames in order: the number of hashes of each, all hashes, the common ones."""
 
@@ -86,29 +108,36 @@ class WordIndex:
     def __init__(self) -> None:
         self.count = 0
         self._runs: list[_Run] = []
-        # The hashes of words that were seen, by level.
-        self._known: list[dict[bytes, int]] = []
-        self._known_words = 0
+        # The number of the first frame of each run.
+        self._firsts: list[int] = []
+        self._known: list[_Hashes] = []
 
     def add(self, count: int, frames: Numbers, topics: Numbers, words: Sequence[bytes]) -> None:
         """Add `count` frames. Pairs of a frame, counted from 0, and the number of a topic in
         `words` say which topics each has. A frame without a topic is unknown.
         """
-        hashes = [self._hashes(topic) for topic in words]
-        lengths = np.array([len(each) for each in hashes], np.int64)
-        flat = np.array([one for each in hashes for one in each], np.int64)
-        firsts = lengths.cumsum() - lengths
-        sizes = lengths[topics]
-        ends = sizes.cumsum()
-        places = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(
-            firsts[topics] - (ends - sizes), sizes
-        )
-        found = np.unique(np.repeat(frames, sizes) << 16 | flat[places])
+        if not self._known or sum(map(len, self._known)) > _WORDS_KEPT:
+            self._known = [_Hashes(level) for level in range(LEVELS_MAX)]
+        known = self._known
+        hashes: list[int] = []
+        sizes: list[int] = []
+        for topic in words:
+            levels = topic.split(b"/")
+            hashes += [seen[word] for seen, word in zip(known, levels, strict=False)]
+            sizes.append(len(levels))
+        flat = np.array(hashes, np.int64)
+        lengths = np.minimum(np.array(sizes, np.int64), LEVELS_MAX)
+        firsts = (lengths.cumsum() - lengths)[topics]
+        lengths = lengths[topics]
+        ends = lengths.cumsum()
+        places = np.arange(lengths.sum()) + np.repeat(firsts - (ends - lengths), lengths)
+        found = np.repeat(frames << 16, lengths) | flat[places]
+        found.sort()
+        found = found[np.flatnonzero(np.diff(found, prepend=-1))]
         for first in range(0, count, RUN_FRAMES):
             last = min(first + RUN_FRAMES, count)
             low, high = np.searchsorted(found, [first << 16, last << 16])
-            self._runs.append(_run_of(last - first, found[low:high] - (first << 16)))
-            self.count += last - first
+            self._append(_run_of(last - first, found[low:high] - (first << 16)))
 
     def add_frame(self, topics: Iterable[bytes]) -> None:
         """Add one frame with these topics: for large frames, one after the other."""
@@ -126,16 +155,24 @@ class WordIndex:
         that were not added may.
         """
         held = np.ones(stop - start, np.bool_)
-        first = 0
-        for run in self._runs:
-            last = first + len(run.counts)
+        stop = min(stop, self.count)
+        for number in range(max(0, bisect_right(self._firsts, start) - 1), len(self._firsts)):
+            first = self._firsts[number]
             if first >= stop:
                 break
-            if last > start:
-                low, high = max(first, start), min(last, stop)
+            run = self._runs[number]
+            low, high = max(first, start), min(first + len(run.counts), stop)
+            if low < high:
                 held[low - start : high - start] = run.holding(needed)[low - first : high - first]
-            first = last
         return held
+
+    def hides_from(self, other: WordIndex) -> bool:
+        """Return whether a frame that both know has fewer words here than in another index."""
+        mine, known = self._pairs()
+        found, _ = other._pairs()
+        found = found[found >> 16 < len(known)]
+        found = found[known[found >> 16]]
+        return not bool(np.isin(found, mine).all())
 
     def to_bytes(self) -> bytes:
         """Return the bytes of the index."""
@@ -169,29 +206,26 @@ class WordIndex:
             known = run.counts[run.counts != _UNKNOWN]
             if int(known.sum(dtype=np.int64)) != hashes:
                 raise ValueError("a run of the index of words has wrong counts")
-            index._runs.append(run)
-            index.count += frames
+            index._append(run)
             position = end + -end % 8
         return index
 
-    def _hashes(self, topic: bytes) -> list[int]:
-        """Return the hashes of the words of a topic."""
-        known = self._known
-        words = topic.split(b"/", LEVELS_MAX)[:LEVELS_MAX]
-        while len(known) < len(words):
-            known.append({})
-        found: list[int] = []
-        for level, word in enumerate(words):
-            number = known[level].get(word)
-            if number is None:
-                if self._known_words >= _WORDS_KEPT:
-                    for each in known:
-                        each.clear()
-                    self._known_words = 0
-                number = known[level][word] = word_hash(level, word)
-                self._known_words += 1
-            found.append(number)
-        return found
+    def _append(self, run: _Run) -> None:
+        self._firsts.append(self.count)
+        self._runs.append(run)
+        self.count += len(run.counts)
+
+    def _pairs(self) -> tuple[Numbers, Flags]:
+        """Return frame << 16 | hash of all known frames, and which frames are known."""
+        found = [np.zeros(0, np.int64)]
+        known = [np.zeros(0, np.bool_)]
+        for first, run in zip(self._firsts, self._runs, strict=True):
+            is_known = run.counts != _UNKNOWN
+            frames = np.flatnonzero(is_known) + first
+            found.append(np.repeat(frames, run.counts[is_known]) << 16 | run.hashes)
+            found.append((frames[:, None] << 16 | run.common.astype(np.int64)).ravel())
+            known.append(is_known)
+        return np.concatenate(found), np.concatenate(known)
 
 
 def _run_of(count: int, found: Numbers) -> _Run:

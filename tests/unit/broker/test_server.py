@@ -30,6 +30,7 @@ from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import Connect, Packet, Will
 from siltstone.store.directory import Store
 from siltstone.store.log.opening import RecoveryReport
+from siltstone.store.log.read.scan import ReadReport
 from siltstone.store.slab.settings import DatabaseSettings
 from tests.support.broker_core import V5, ScriptedDatabase, decode_all, message
 
@@ -81,6 +82,7 @@ class Base(ScriptedDatabase):
         until_us: int | None = None,
         columns: Sequence[str] = (),
         rows_max: int | None = None,
+        report: ReadReport | None = None,
     ) -> Iterator[pa.RecordBatch]:
         return iter(())
 

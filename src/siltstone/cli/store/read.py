@@ -40,6 +40,7 @@ from siltstone.clock import SystemClock
 from siltstone.errors import UsageError
 from siltstone.settings.quantities import parse_span
 from siltstone.store.log.read.pieces import COLUMNS, schema_of
+from siltstone.store.log.read.scan import ReadReport
 
 _POLL_SECONDS: Final = 0.2
 # The name in Spark and Flight.
@@ -153,6 +154,9 @@ def read(
     ] = None,
     output: Output = None,
     columns: Columns = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print what was read and what was skipped, at the end.")
+    ] = False,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
@@ -164,11 +168,14 @@ def read(
     $ siltstone read messages --filter 'plant/#' --since -1h
     $ siltstone read messages --follow --format ndjson
     $ siltstone read messages -o rows.parquet
+    $ siltstone read messages --filter 'plant/press-7/#' --stats
     """
     chosen = choose_format(output_format, output, json=json)
     names = choose_columns(columns, chosen)
     if follow_on and (until is not None or chosen in (Format.PARQUET, Format.JSON)):
         raise UsageError("--follow never ends; leave out --until, and --format parquet or json")
+    if follow_on and stats:
+        raise UsageError("--follow never ends, so it has no statistics; leave out --stats")
     since_us, until_us = parse_span(since, until, SystemClock().now_us())
     with open_reading(data) as store:
         database = store.database(name)
@@ -178,14 +185,22 @@ def read(
             follower = Follower(database, topic_filter, since_us=since_us, columns=names)
             _follow(follower, limit, chosen, output, names)
             return
+        report = ReadReport()
         batches = database.read(
-            topic_filter, since_us=since_us, until_us=until_us, columns=names, rows_max=limit
+            topic_filter,
+            since_us=since_us,
+            until_us=until_us,
+            columns=names,
+            rows_max=limit,
+            report=report,
         )
         total = limit
         if limit is None and (topic_filter, since, until) == ("#", None, None):
             total = sum(slab.rows for slab in database.slabs())
         with _sink(chosen, output, names) as sink, _shown(output, total) as tell:
             rows = _pour(batches, sink, tell)
+    if stats:
+        note(str(report))
     if output is not None:
         note(f"wrote {counted(rows, 'row')} to {output}")
 

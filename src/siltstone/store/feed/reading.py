@@ -49,7 +49,7 @@ _ROW_BYTES: Final = 160
 class _Plan:
     """The streams of a slab that filters select, valid until the slab has new streams."""
 
-    __slots__ = ("reader", "streams", "version")
+    __slots__ = ("needed", "reader", "streams", "version")
 
     def __init__(self, slab: Slab, filters: Sequence[TopicFilter]) -> None:
         slab.load()
@@ -57,6 +57,7 @@ class _Plan:
         self.version = slab.version
         wanted = wanted_of(match for each in filters for match in slab.match_all(each))
         self.streams = wanted.streams()
+        self.needed = wanted.needed()
         self.reader = PieceReader(wanted, Span())
 
 
@@ -244,8 +245,8 @@ class StoreSource:
             if damaged:
                 end = min(end, segment.index.next_serial)
             while serial < end:
-                frames = segment.index.frames_for(
-                    plan.streams, range(serial, end), most=_LISTED_MAX
+                frames = segment.frames_for(
+                    plan.streams, range(serial, end), most=_LISTED_MAX, needed=plan.needed
                 )
                 run = _run_of(slab.id, handle, range(serial, frames.next_serial))
                 try:

@@ -12,6 +12,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import PurePath
+from typing import Final
 
 from siltstone.errors import CorruptionError
 from siltstone.fs.api import Entry, EntryKind, FileSystem
@@ -35,6 +36,9 @@ from siltstone.store.segment.sift import (
     read_summary,
 )
 from siltstone.store.segment.writer import SegmentWriter, create_segment
+
+# So many frames are added to the word index when a segment is sealed.
+_WORDS_MAX: Final = 1 << 16
 
 
 class SegmentHandle:
@@ -407,6 +411,9 @@ def seal_segment(fs: FileSystem, segment: Segment, *, structure: bytes, producer
     kinds = {entry.name: entry.kind for entry in fs.list(path.parent)}
     if kinds.get(path.name, EntryKind.FILE) is not EntryKind.FILE:
         move_aside(fs, path)
+    if segment.index.frame_count - segment.index.words.count <= _WORDS_MAX:
+        # More are missing only if the segment was recovered, and rows must not wait for that long.
+        segment.index_words(1)
     revision = segment.header.revision
     data = encode_index(segment.index, structure=structure, producers=producers, revision=revision)
     replace_file(fs, path, data)

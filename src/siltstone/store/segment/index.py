@@ -22,10 +22,11 @@ The index file `<base serial>.idx`, little endian:
     68  4  revision of the segment: how often it was rewritten by compaction
     72     u64[F] positions, u64[F] first serials, i64[F] first timestamps, i64[F] last timestamps,
            (u64 stream, u64 rows, u32 first posting, u32 postings)[S], u32[F] row counts,
-           u32[P] frames by stream, L bytes of structure, M bytes of producers
-           version 2: then parts up to the end, (u32 id, u32 length) and that many bytes each
+           u32[P] frames by stream, L bytes of structure, M bytes of producers, then parts up to the
+           end: (u32 id, u32 length) and that many bytes each
 
-A part with an unknown id is left out. Part 1 is the digest of the rows.
+A part with an unknown id is ignored. Part 1 is the digest of the rows of a compacted segment. Part 2
+is the word index, see `topic/word_index.py`.
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ from siltstone.store.segment.frame import ROWS, FrameHeader
 from siltstone.store.segment.table import (
     TABLE_BYTES,
     TABLE_ROWS,
+    Flags,
     FrameTable,
     are_small,
     column_of,
 )
+from siltstone.topic.word_index import Needed, WordIndex
 
 MAGIC: Final = b"KIDX"
 VERSION: Final = 1
@@ -61,10 +64,17 @@ _HEADER: Final = struct.Struct("<4sIIIIIQQQQQ")
 _HEADER_CRC: Final = struct.Struct("<II")
 SUMMARY_BYTES: Final = _HEADER.size + _HEADER_CRC.size
 _STREAM: Final = struct.Struct("<QQII")
+WORDS: Final = 2
 
 Directory = Sequence[tuple[int, int, int, int, int]]
 # The rows of a table: few at first, because many readers want only the first rows.
 FIRST_ROWS: Final = 1 << 12
+# The words that the topics of a stream must have: those of at least one of several filters. All
+# rows of other streams are wanted.
+NeededWords = Mapping[int, tuple[Needed, ...]]
+NO_WORDS: Final[NeededWords] = MappingProxyType({})
+# With more different filters the word index is not used.
+_FILTERS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +111,7 @@ class SegmentIndex:
         self.stream_rows: dict[int, int] = {}
         self._postings: dict[int, Sequence[int]] = {}
         self.verified = bytearray()
+        self.words = WordIndex()
 
     def add(self, position: int, header: FrameHeader, directory: Directory) -> None:
         """Add the frame at `position`, behind all others."""
@@ -175,6 +186,16 @@ class SegmentIndex:
         """Return the first frame that holds a row at or after the time."""
         return bisect_left(self.last_times, timestamp_us, 0, self.frame_count)
 
+    def frames_between(
+        self, serials: range, since_us: int, until_us: int | None
+    ) -> tuple[int, int]:
+        """Return the first frame that may hold one of these serials and times, and the end."""
+        first = max(self.frame_at_serial(serials.start), self.frame_at_time(since_us))
+        stop = bisect_left(self.serials, serials.stop, first, self.frame_count)
+        if until_us is not None:
+            stop = bisect_left(self.first_times, until_us, first, stop)
+        return first, stop
+
     def frames_for(
         self,
         streams: Collection[int],
@@ -183,34 +204,63 @@ class SegmentIndex:
         since_us: int = 0,
         until_us: int | None = None,
         most: int | None = None,
+        needed: NeededWords = NO_WORDS,
     ) -> Frames:
-        """Return the frames that may hold rows of these streams, with these serials and times.
+        """Return the frames that may hold rows of these streams, with these serials and times, and
+        the needed words.
 
         The list ends early if a stream is in more than `most` frames.
         """
-        count = self.frame_count
         held = [stream_id for stream_id in streams if stream_id in self.stream_rows]
         if not held:
             return Frames((), serials.stop)
-        first = max(self.frame_at_serial(serials.start), self.frame_at_time(since_us))
-        stop = bisect_left(self.serials, serials.stop, first, count)
-        if until_us is not None:
-            stop = bisect_left(self.first_times, until_us, first, stop)
-        if 2 * len(held) > len(self.stream_rows):
+        first, stop = self.frames_between(serials, since_us, until_us)
+        if len({needed[stream_id] for stream_id in held if stream_id in needed}) > _FILTERS_MAX:
+            needed = NO_WORDS
+        whole = [stream_id for stream_id in held if stream_id not in needed]
+        if 2 * len(whole) > len(self.stream_rows):
             return Frames(range(first, stop), serials.stop)
-        numbers: set[int] = set()
         listed = stop
+        if most is not None:
+            for stream_id in held:
+                frames = self.frames_of(stream_id)
+                high = bisect_left(frames, first) + most
+                if high < len(frames):
+                    listed = min(listed, frames[high])
+        wanted = np.zeros(max(0, listed - first), np.bool_)
+        bound = self._may_hold(held, needed, first, listed)
         for stream_id in held:
             frames = self.frames_of(stream_id)
             low = bisect_left(frames, first)
-            high = bisect_left(frames, stop, low)
-            if most is not None and low + most < high:
-                high = low + most
-                listed = min(listed, frames[high])
-            numbers.update(frames[low:high])
-        if listed == stop:
-            return Frames(sorted(numbers), serials.stop)
-        return Frames(sorted(n for n in numbers if n < listed), self.serials[listed])
+            high = bisect_left(frames, listed, low)
+            numbers = column_of(frames[low:high], np.uint32) - np.uint32(first)
+            if stream_id in needed:
+                numbers = numbers[bound[needed[stream_id]][numbers]]
+            wanted[numbers] = True
+        found = (np.flatnonzero(wanted) + first).tolist()
+        return Frames(found, serials.stop if listed == stop else self.serials[listed])
+
+    def _may_hold(
+        self, held: Sequence[int], needed: NeededWords, first: int, stop: int
+    ) -> dict[tuple[Needed, ...], Flags]:
+        """Return for each set of needed words which frames from first to stop may hold them."""
+        wanted = {needed[stream_id] for stream_id in held if stream_id in needed}
+        if first >= stop:
+            return dict.fromkeys(wanted, np.zeros(0, np.bool_))
+        each = {
+            words: self.words.holding(words, first, stop)
+            for words in {words for several in wanted for words in several}
+        }
+        return {several: np.logical_or.reduce([each[one] for one in several]) for several in wanted}
+
+    def with_words(self, frames: Sequence[int], words: Needed) -> Sequence[int]:
+        """Return those of some frames, in rising order, that may hold these words."""
+        if not words or not frames:
+            return frames
+        held = self.words.holding(words, frames[0], frames[-1] + 1)
+        numbers = column_of(frames, np.uint32)
+        found: list[int] = numbers[held[numbers - np.uint32(frames[0])]].tolist()
+        return found
 
     def rows_per_piece(self, streams: Iterable[int]) -> int:
         """Return how many rows these streams have on average in a frame that holds any."""
@@ -302,6 +352,8 @@ def encode_index(
         producers,
         *(_PART.pack(part, len(data)) + data for part, data in parts.items()),
     ]
+    if words := index.words.to_bytes():
+        content.append(_PART.pack(WORDS, len(words)) + words)
     header = _HEADER.pack(
         MAGIC,
         0,
@@ -353,7 +405,7 @@ class SealedIndex:
     structure: memoryview
     producers: memoryview
     revision: int
-    parts: Mapping[int, bytes]
+    parts: Mapping[int, memoryview]
 
 
 def decode_index(view: memoryview, path: PurePath) -> SealedIndex:
@@ -372,7 +424,7 @@ def decode_index(view: memoryview, path: PurePath) -> SealedIndex:
         + structure_bytes
         + producers_bytes
     )
-    if len(view) != expected and (summary.revision == 0 or len(view) < expected):
+    if len(view) < expected:
         raise CorruptionError(f"the index must have {expected} bytes, found {len(view)}", path=path)
     cut = _Cutter(view, SUMMARY_BYTES)
     index = SegmentIndex(first_serial=summary.first_serial, end_position=summary.end_position)
@@ -389,22 +441,30 @@ def decode_index(view: memoryview, path: PurePath) -> SealedIndex:
     index.verified = bytearray(frames)
     index.next_serial = summary.next_serial
     index.frame_count = frames
-    return SealedIndex(
+    found = SealedIndex(
         index=index,
         structure=cut.take(structure_bytes),
         producers=cut.take(producers_bytes),
         revision=summary.revision,
-        parts=_decode_parts(view, expected),
+        parts=_decode_parts(view[expected:], path),
     )
+    try:
+        index.words = WordIndex.from_bytes(found.parts.get(WORDS, view[:0]))
+    except ValueError as exc:
+        raise CorruptionError(str(exc), path=path) from exc
+    if index.words.count > frames:
+        raise CorruptionError("the index has words of frames that do not exist", path=path)
+    return found
 
 
-def _decode_parts(view: memoryview, position: int) -> dict[int, bytes]:
-    parts: dict[int, bytes] = {}
-    while position + _PART.size <= len(view):
-        part, length = _PART.unpack_from(view, position)
-        position += _PART.size
-        parts[part] = bytes(view[position : position + length])
-        position += length
+def _decode_parts(view: memoryview, path: PurePath) -> dict[int, memoryview]:
+    parts: dict[int, memoryview] = {}
+    while len(view):
+        length = _PART.unpack_from(view)[1] if len(view) >= _PART.size else 0
+        if not length or len(view) < _PART.size + length:
+            raise CorruptionError("the last part of the index is cut short", path=path)
+        parts[_PART.unpack_from(view)[0]] = view[_PART.size : _PART.size + length]
+        view = view[_PART.size + length :]
     return parts
 
 

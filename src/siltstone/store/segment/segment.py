@@ -28,10 +28,11 @@ may not be the newest.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePath
+from threading import Lock
 from typing import Final
 
 import numpy as np
@@ -44,16 +45,26 @@ from siltstone.store.segment.frame import (
     EDGES,
     PRODUCERS,
     ROOM,
+    TOPIC_OFFSETS,
+    TOPICS,
     FrameFormatError,
     FrameHeader,
     crc_matches,
     decode_directory,
     decode_header,
 )
-from siltstone.store.segment.index import SegmentIndex
-from siltstone.store.segment.table import FrameTable, are_plain, column_of, frame_positions
+from siltstone.store.segment.index import NO_WORDS, Frames, NeededWords, SegmentIndex
+from siltstone.store.segment.table import (
+    FrameTable,
+    Ints,
+    are_plain,
+    column_of,
+    frame_positions,
+    spread,
+)
 from siltstone.store.segment.view import FrameView, open_frame
 from siltstone.store.segment.walker import CHECKSUM, MISSING, FrameWalk
+from siltstone.topic.word_index import RUN_FRAMES
 
 MAGIC: Final = b"KASK"
 VERSION: Final = 1
@@ -61,6 +72,12 @@ COMPACTED_VERSION: Final = 2
 # Frames are indexed many at a time; a few at the end, and unusual ones, one by one.
 _INDEXED: Final = 1 << 14
 _WALKED: Final = 16
+# So many frames are added to the word index at once, if they have at most so many rows. In larger
+# frames a filter costs little for each row.
+WORDS_AHEAD: Final = 1 << 10
+WORDS_ROWS: Final = 1 << 8
+# To add a frame to the word index costs as much as to look so often for a word in it.
+_WORDS_COST: Final = 4
 _TABLE_FRAMES: Final = 1 << 13
 # A single frame with fewer rows is opened by itself, which costs less.
 _SINGLE_ROWS: Final = 64
@@ -192,6 +209,10 @@ class Segment:
         self.damage: CorruptionError | None = None
         # A compacted frame that a reader will probably read further.
         self.kept: tuple[int, FrameTable] | None = None
+        # The number of frames that readers with filters looked at.
+        self._asked = 0
+        # Held while frames are added to the word index.
+        self._words_lock = Lock()
 
     @property
     def visible_position(self) -> int:
@@ -311,6 +332,88 @@ class Segment:
             return decode_header(self.view, position, limit)
         except FrameFormatError as exc:
             raise CorruptionError(str(exc), path=self.path, offset=position) from exc
+
+    def frames_for(
+        self,
+        streams: Collection[int],
+        serials: range,
+        *,
+        since_us: int = 0,
+        until_us: int | None = None,
+        most: int | None = None,
+        needed: NeededWords = NO_WORDS,
+    ) -> Frames:
+        """Return the frames as `SegmentIndex.frames_for` does, with all words that are useful."""
+        index = self.index
+        if needed:
+            first, stop = index.frames_between(serials, since_us, until_us)
+            self.index_words_for(stop - first)
+        return index.frames_for(
+            streams, serials, since_us=since_us, until_us=until_us, most=most, needed=needed
+        )
+
+    def index_words_for(self, frames: int) -> None:
+        """Count the frames that a reader looks at with a filter; add the frames that are missing in
+        the word index once this has cost about as much as to add them.
+        """
+        self._asked += frames
+        missing = self.index.frame_count - self.index.words.count
+        if WORDS_AHEAD <= missing <= self._asked // _WORDS_COST:
+            self.index_words(WORDS_AHEAD)
+
+    def index_words(self, least: int) -> None:
+        """Add the frames that are missing in the word index, until fewer than `least` are missing.
+
+        From any thread. A frame that is large or not plain is added as unknown.
+        """
+        index = self.index
+        with self._words_lock:
+            while (missing := index.frame_count - index.words.count) >= least:
+                self._add_words(min(missing, RUN_FRAMES))
+
+    def index_words_behind_writer(self) -> None:
+        """Add the last frames to the word index, if the others are in it.
+
+        The writer calls this after each frame, and must not wait for a reader that adds many.
+        """
+        index = self.index
+        behind = index.frame_count - index.words.count
+        if WORDS_AHEAD <= behind < 2 * WORDS_AHEAD and self._words_lock.acquire(blocking=False):
+            try:
+                if index.frame_count - index.words.count >= WORDS_AHEAD:
+                    self._add_words(WORDS_AHEAD)
+            finally:
+                self._words_lock.release()
+
+    def _add_words(self, count: int) -> None:
+        words, start = self.index.words, self.index.words.count
+        rows = column_of(self.index.row_counts[start : start + count], np.uint32)
+        positions = column_of(self.index.positions[start : start + count], np.int64)
+        small = (rows > 0) & (rows <= WORDS_ROWS)
+        small[small] = are_plain(self.view, positions[small])
+        left = (np.flatnonzero(small) + start).tolist()
+        pairs: list[tuple[Ints, pa.Array]] = []
+        while left:
+            table = self.table(left)
+            if table is None:
+                # A damaged frame is unknown: its reader gets the error.
+                left = left[1:]
+            else:
+                directory = table.directory()
+                groups, numbers = spread(directory.topic_counts)
+                frames, items = directory.frames[groups], directory.first_topics[groups] + numbers
+                topics = table.texts(TOPIC_OFFSETS, TOPICS, frames, items, pa.string())
+                pairs.append((np.array(left, np.int64)[frames] - start, topics))
+                left = left[len(table) :]
+        if not pairs:
+            words.add_unknown(count)
+            return
+        found = pa.chunked_array([topics for _, topics in pairs]).combine_chunks()
+        encoded = found.dictionary_encode()
+        numbers = np.frombuffer(encoded.indices.buffers()[1], np.int32, len(found))
+        names = encoded.dictionary.cast(pa.binary()).to_pylist()
+        frames = np.concatenate([frames for frames, _ in pairs])
+        words.add(count, frames, numbers.astype(np.int64), names)
 
     def check_whole(self) -> None:
         """Raise CorruptionError if the index stops at a damaged frame.

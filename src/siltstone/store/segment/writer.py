@@ -270,6 +270,7 @@ class SegmentWriter:
             index.verified[index.frame_count - 1] = 1
         self._unpublished.clear()
         self.segment.cells[VISIBLE] = self._written
+        self.segment.index_words_behind_writer()
 
     def reserve(self, serial: int) -> None:
         """Record, durably, that readers may see serials below this one before they are synced."""

@@ -216,3 +216,18 @@ def test_every_format_has_its_sink(chosen: Format, kind: type) -> None:
     sink = make_sink(chosen, file, ("topic",))
     assert type(sink) is kind
     sink.close()
+
+
+def test_stats_say_what_was_read_and_skipped(metrics: CommandLine) -> None:
+    found = metrics("read", "metrics", "--filter", "room/a/t", "--stats", "--json")
+    assert len(found.lines) == 3
+    # A segment begins with a frame without rows. Each stream has its own rows.
+    assert found.err == (
+        "siltstone: read 2 of 2 segments and 3 of 5 frames: scanned 6 of 6 rows, returned 3\n"
+    )
+
+
+def test_following_has_no_stats(metrics: CommandLine) -> None:
+    found = metrics("read", "metrics", "--follow", "--stats")
+    assert (found.status, found.out) == (2, "")
+    assert "leave out --stats" in found.err

@@ -16,6 +16,7 @@ from siltstone.store.segment.index import (
     decode_summary,
     encode_index,
 )
+from siltstone.topic.word_index import WordIndex
 
 PATH = PurePath("/slab/00000000000000000100.idx")
 A = 10
@@ -37,6 +38,12 @@ def sample() -> SegmentIndex:
 
 def encoded() -> bytes:
     return encode_index(sample(), structure=b"edges", producers=b"p" * 24)
+
+
+def unknown_words(frames: int) -> bytes:
+    words = WordIndex()
+    words.add_unknown(frames)
+    return words.to_bytes()
 
 
 def resealed(data: bytearray) -> memoryview:
@@ -223,10 +230,31 @@ class TestBroken:
             believed.append(offset)
         assert believed == []
 
-    @pytest.mark.parametrize("extra", [b"", b"\0\0"])
-    def test_a_size_that_does_not_fit_the_counts_is_refused(self, extra: bytes) -> None:
+    def test_a_size_that_does_not_fit_the_counts_is_refused(self) -> None:
         size = len(encoded())
-        data = bytearray(encoded()[:-1] + extra)
+        data = bytearray(encoded()[:-1])
         reason = f"the index must have {size} bytes, found {len(data)}"
         with pytest.raises(CorruptionError, match=reason):
             decode_index(resealed(data), PATH)
+
+    @pytest.mark.parametrize(
+        "extra", [b"\0\0", bytes(8), struct.pack("<II", 7, 2), struct.pack("<II", 7, 2) + b"x"]
+    )
+    def test_a_part_that_is_cut_short_is_refused(self, extra: bytes) -> None:
+        with pytest.raises(CorruptionError, match="the last part of the index is cut short"):
+            decode_index(resealed(bytearray(encoded() + extra)), PATH)
+
+    def test_an_unknown_part_is_ignored(self) -> None:
+        extra = struct.pack("<II", 7, 2) + b"xy"
+        found = decode_index(resealed(bytearray(encoded() + extra)), PATH)
+        assert found.index.summary() == decode_index(memoryview(encoded()), PATH).index.summary()
+        assert found.index.words.count == 0
+
+    @pytest.mark.parametrize(
+        ("words", "reason"),
+        [(bytes(16), "wrong lengths"), (unknown_words(4), "words of frames that do not exist")],
+    )
+    def test_words_that_do_not_fit_are_refused(self, words: bytes, reason: str) -> None:
+        data = encoded() + struct.pack("<II", 2, len(words)) + words
+        with pytest.raises(CorruptionError, match=reason):
+            decode_index(resealed(bytearray(data)), PATH)

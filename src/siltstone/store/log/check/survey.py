@@ -38,7 +38,7 @@ def survey_segment(fs: FileSystem, path: PurePath, expected: Expected, rules: To
     with fs.open(path, writable=False) as file:
         data_end = file.data_end(SEGMENT_HEADER_BYTES)
     Walk(survey, segment, rules, data_end).run()
-    _judge_index(survey, segment.index)
+    _judge_index(survey, segment)
     return survey
 
 
@@ -74,13 +74,14 @@ def load_index(fs: FileSystem, path: PurePath) -> tuple[SealedIndex | None, str]
         return None, NAME_TAKEN
 
 
-def _judge_index(survey: Survey, found: SegmentIndex) -> None:
+def _judge_index(survey: Survey, segment: Segment) -> None:
     """Compare the index with the result of the walk."""
     if survey.sealed is None:
         if survey.expected.closed and not survey.index_problem:
             survey.index_problem = "the index is missing"
     elif not survey.damages and not survey.index_problem:
-        survey.index_problem = _difference(survey, survey.sealed, found)
+        segment.index_words(1)
+        survey.index_problem = _difference(survey, survey.sealed, segment.index)
         if not survey.index_problem:
             _check_digest(survey, survey.sealed)
     if survey.index_problem:
@@ -117,6 +118,7 @@ def _difference(survey: Survey, sealed: SealedIndex, found: SegmentIndex) -> str
                 for stream_id in found.stream_rows
             ),
         ),
+        ("words", not index.words.hides_from(found.words)),
         ("structure", bytes(sealed.structure) == survey.structure.export()),
         ("producers", bytes(sealed.producers) == survey.producers.encode()),
     ):

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from siltstone.errors import CorruptionError
 from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import Batch, Piece
-from siltstone.store.log.read.scan import Span, read_slab
+from siltstone.store.log.read.scan import ReadReport, Span, read_slab
 from siltstone.store.log.slab import Slab
 from siltstone.topic.structure import Match
 
@@ -29,16 +29,24 @@ ShardPlan = list[tuple[Slab, list[Match], int]]
 
 
 def read_in_time_order(
-    shards: Sequence[ShardPlan], span: Span, columns: Sequence[str], rows_max: int | None
+    shards: Sequence[ShardPlan],
+    span: Span,
+    columns: Sequence[str],
+    rows_max: int | None,
+    report: ReadReport | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield record batches with these columns, in rising order of time."""
     wanted = list(columns)
     carried = wanted if "timestamp" in wanted else [*wanted, "timestamp"]
-    sources = [_shard_tables(part, span, carried) for plan in shards for part in _rising(plan)]
+    report = ReadReport() if report is None else report
+    sources = [
+        _shard_tables(part, span, carried, report) for plan in shards for part in _rising(plan)
+    ]
     merged = sources[0] if len(sources) == 1 else _merge(sources)
     left = rows_max
     for table in merged:
         taken = table if left is None else table.slice(0, min(left, table.num_rows))
+        report.rows_returned += taken.num_rows
         yield from taken.select(wanted).combine_chunks().to_batches()
         if left is not None:
             left -= taken.num_rows
@@ -59,14 +67,16 @@ def _rising(plan: ShardPlan) -> list[ShardPlan]:
     return parts
 
 
-def _shard_tables(plan: ShardPlan, span: Span, columns: Sequence[str]) -> Iterator[pa.Table]:
+def _shard_tables(
+    plan: ShardPlan, span: Span, columns: Sequence[str], report: ReadReport
+) -> Iterator[pa.Table]:
     """Yield the rows of one shard in order, some thousands at a time."""
     for slab, matches, end_serial in plan:
         gathered: list[Piece] = []
         rows = held = 0
         streams: set[int] = set()
         damage: CorruptionError | None = None
-        found = read_slab(slab, matches, span, serials=range(end_serial))
+        found = read_slab(slab, matches, span, serials=range(end_serial), report=report)
         while True:
             try:
                 parts = next(found, None)

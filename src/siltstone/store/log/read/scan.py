@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,11 +23,17 @@ from siltstone.store.log.read.compacted import compacted_frames
 from siltstone.store.log.read.frame_rows import FrameRows, wanted_rows
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.slab import Slab
-from siltstone.store.segment.index import FIRST_ROWS, SegmentIndex
+from siltstone.store.segment.index import (
+    FIRST_ROWS,
+    NeededWords,
+    SegmentIndex,
+    SegmentSummary,
+)
 from siltstone.store.segment.segment import Segment
-from siltstone.store.segment.table import FrameTable
+from siltstone.store.segment.table import FrameTable, column_of
 from siltstone.store.segment.view import FrameView
 from siltstone.topic.structure import Match
+from siltstone.topic.word_index import Needed, needed_at
 
 # `pa.array` would load pandas, if it is installed, with every import of this module.
 _NONE: Final = pa.nulls(0, pa.uint64())
@@ -55,7 +62,47 @@ class Span:
     until_us: int | None = None
 
 
-# The number of frames of a stream that are listed at once.
+@dataclass(slots=True, kw_only=True)
+class ReadReport:
+    """What a read looked at, of all that the slabs in its time have.
+
+    `rows_scanned` are the rows in the frames that were read; `rows_returned` those that matched.
+    """
+
+    segments: int = 0
+    segments_read: int = 0
+    frames: int = 0
+    frames_read: int = 0
+    rows: int = 0
+    rows_scanned: int = 0
+    rows_returned: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"read {self.segments_read:,} of {self.segments:,} segments and "
+            f"{self.frames_read:,} of {self.frames:,} frames: scanned {self.rows_scanned:,} of "
+            f"{self.rows:,} rows, returned {self.rows_returned:,}"
+        )
+
+    def add(self, index: SegmentIndex, numbers: Sequence[int]) -> None:
+        """Count the frames that are read of a segment."""
+        rows = column_of(index.row_counts[: index.frame_count], np.uint32)
+        self.segments += 1
+        self.segments_read += len(numbers) > 0
+        self.frames += len(rows)
+        self.frames_read += len(numbers)
+        self.rows += int(rows.sum(dtype=np.int64))
+        self.rows_scanned += int(rows[np.asarray(numbers, np.int64)].sum(dtype=np.int64))
+
+    def skip(self, summary: SegmentSummary) -> None:
+        """Count a segment that is not opened."""
+        self.segments += 1
+        self.frames += summary.frame_count
+        self.rows += summary.next_serial - summary.first_serial
+
+
+# The number of frames of a stream that are listed at first, and at most at once.
+_LISTED_FIRST: Final = 1 << 11
 _LISTED_MAX: Final = 1 << 14
 ALL_SERIALS: Final = range(1 << 64)
 
@@ -74,8 +121,10 @@ class Selector:
         self._tests: list[Callable[[pa.Array], pa.Array]] = []
         self._topic: bytes | None = None
         self.is_bound = is_bound(match)
+        self.needed: Needed = ()
         if not self.is_bound:
             return
+        self.needed = needed_at(match.stream.levels, match.constraints)
         words = iter(match.constraints)
         levels = [next(words) if level == b"+" else level for level in match.stream.levels]
         free = [number for number, word in enumerate(levels) if word is None]
@@ -158,6 +207,15 @@ def _rows_with_topic(frame: FrameView, rows: range, topics: range, topic: bytes)
 
 def _joined(levels: Sequence[bytes | None]) -> str:
     return b"/".join(word for word in levels if word is not None).decode()
+
+
+def needed_for(matches: Iterable[Match]) -> NeededWords:
+    """Return the words that the topics of each stream must have."""
+    return {
+        match.stream.id: (needed_at(match.stream.levels, match.constraints),)
+        for match in matches
+        if is_bound(match)
+    }
 
 
 def is_bound(match: Match) -> bool:
@@ -243,8 +301,13 @@ def _stream_parts(
     # So many rows of all streams hold about the rows that are needed.
     share = (index.next_serial - index.first_serial) // max(1, each * index.frame_count)
     rows_first = min(rows_max * max(1, share), FIRST_ROWS)
-    for begin in range(start, stop, _LISTED_MAX):
-        numbers = frames[begin : min(begin + _LISTED_MAX, stop)]
+    if selector.needed:
+        segment.index_words_for(stop - start)
+    begin, listed = start, _LISTED_FIRST
+    while begin < stop:
+        end = min(begin + listed, stop)
+        numbers = index.with_words(frames[begin:end], selector.needed)
+        begin, listed = end, min(2 * listed, _LISTED_MAX)
         for found in read_frames(segment, numbers, each, rows_first):
             if isinstance(found, FrameTable):
                 # All rows of these frames are before the end of the span.
@@ -371,8 +434,48 @@ def _cut_rows(rows: FrameRows, rows_max: int, stream_id: int) -> tuple[FrameRows
     return rows, table.stream_end(last, stream_id)
 
 
+def frames_of_slab(
+    slab: Slab,
+    streams: Collection[int],
+    needed: NeededWords,
+    span: Span,
+    serials: range,
+    report: ReadReport | None = None,
+) -> Iterator[tuple[Segment, Sequence[int]]]:
+    """Yield each segment that is needed, with its frames that may hold matching rows."""
+    report = ReadReport() if report is None else report
+    handles = iter(slab.handles())
+    for handle in handles:
+        if handle.base_serial >= serials.stop or (
+            handle.sealed and handle.next_serial <= serials.start
+        ):
+            report.skip(handle.summary or handle.segment().index.summary())
+            continue
+        segment = handle.segment()
+        frames = segment.frames_for(
+            streams, serials, since_us=span.since_us, until_us=span.until_us, needed=needed
+        )
+        report.add(segment.index, frames.numbers)
+        yield segment, frames.numbers
+        if reaches_end(segment.index, span):
+            for later in handles:
+                report.skip(later.summary or later.segment().index.summary())
+
+
+def count_chosen(slab: Slab, matches: Sequence[Match], span: Span, report: ReadReport) -> None:
+    """Count what a read of a slab would look at; no frame is opened."""
+    streams = [match.stream.id for match in matches]
+    for _ in frames_of_slab(slab, streams, needed_for(matches), span, ALL_SERIALS, report):
+        pass
+
+
 def read_slab(
-    slab: Slab, matches: Sequence[Match], span: Span, *, serials: range | None = None
+    slab: Slab,
+    matches: Sequence[Match],
+    span: Span,
+    *,
+    serials: range | None = None,
+    report: ReadReport | None = None,
 ) -> Iterator[list[Piece] | list[FrameRows]]:
     """Yield the matching rows of a slab in the order of the frames: the pieces of one frame, or the
     rows of many small frames.
@@ -380,17 +483,11 @@ def read_slab(
     Frames are in order of time.
     """
     selectors = {match.stream.id: Selector(match) for match in matches}
-    for handle in slab.handles():
-        if serials is not None and (
-            handle.base_serial >= serials.stop
-            or (handle.sealed and handle.next_serial <= serials.start)
-        ):
-            continue
-        segment = handle.segment()
-        frames = segment.index.frames_for(
-            selectors, serials or ALL_SERIALS, since_us=span.since_us, until_us=span.until_us
-        )
-        for found in read_frames(segment, frames.numbers, segment.index.rows_per_piece(selectors)):
+    chosen = frames_of_slab(
+        slab, selectors, needed_for(matches), span, serials or ALL_SERIALS, report
+    )
+    for segment, numbers in chosen:
+        for found in read_frames(segment, numbers, segment.index.rows_per_piece(selectors)):
             if isinstance(found, FrameView):
                 pieces = list(_frame_pieces(slab, selectors, found, span, serials))
                 if pieces:
@@ -401,8 +498,6 @@ def read_slab(
                     yield [rows]
         if serials is None or segment.index.next_serial <= serials.stop:
             check_behind(segment, span)
-        if reaches_end(segment.index, span):
-            return
 
 
 def read_frames(
@@ -510,8 +605,9 @@ def _count_span(slab: Slab, segment: Segment, matches: Sequence[Match], span: Sp
 
 def _count_frames(slab: Slab, segment: Segment, matches: Sequence[Match], span: Span) -> int:
     selectors = {match.stream.id: Selector(match) for match in matches}
-    frames = segment.index.frames_for(
-        selectors, ALL_SERIALS, since_us=span.since_us, until_us=span.until_us
+    needed = needed_for(matches)
+    frames = segment.frames_for(
+        selectors, ALL_SERIALS, since_us=span.since_us, until_us=span.until_us, needed=needed
     )
     return _count_in(slab, segment, frames.numbers, selectors, span)
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,20 +30,26 @@ from siltstone.store.log.read.scan import (
     Selector,
     Span,
     check_behind,
+    frames_of_slab,
     is_bound,
-    reaches_end,
     rows_with_topics,
 )
 from siltstone.store.log.slab import Slab
 from siltstone.store.segment.frame import ROOM, ROWS, FrameHeader
+from siltstone.store.segment.index import NeededWords
 from siltstone.store.segment.segment import Segment, open_segment, segment_path
-from siltstone.store.segment.table import FrameTable
+from siltstone.store.segment.table import FrameTable, column_of
 from siltstone.store.segment.view import FrameView
 from siltstone.store.segment.walker import EARLIER, MISSING, FrameWalk
 from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Match, Stream
+from siltstone.topic.word_index import needed_at
 
+# With more filters for one stream, its frames are not asked for their words.
+_NEEDED_MAX: Final = 64
+# To read so many bytes between two wanted frames costs less than to read both by themselves.
+_GAP_BYTES: Final = 1 << 14
 # The stream of a piece with rows of many streams; the directory of the frame distinguishes them.
 MANY: Final = Stream(0, [], special=False)
 
@@ -69,9 +77,17 @@ class Wanted:
         """Return the ids of all wanted streams."""
         return [*self.whole, *(stream.stream_id for stream in self.bound)]
 
+    def needed(self) -> NeededWords:
+        """Return the words that the topics of each stream must have."""
+        return {
+            stream.stream_id: tuple(needed_at(stream.levels, words) for words in stream.constraints)
+            for stream in self.bound
+            if len(stream.constraints) <= _NEEDED_MAX
+        }
+
 
 class FramePlace(NamedTuple):
-    """The position of a frame, and its entry in the index.
+    """The position of a frame, and its entry in the index; or of `frames` frames in a row.
 
     `complete` means that every stream of its segment is wanted as a whole, so that the directory of
     the frame need not be read.
@@ -84,6 +100,7 @@ class FramePlace(NamedTuple):
     first_serial: int
     stop_serial: int
     complete: bool
+    frames: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +120,15 @@ class SlabExtent:
 class Choice:
     """The streams of a slab that filters select, the frames that may hold their rows, and totals.
 
-    The frames are listed lazily, from the index alone. `find` returns the wanted serials of a frame
+    The frames are listed lazily, from the index alone. `joined` lists them too, but many neighbours
+    at once, up to a number of bytes and of rows. `find` returns the wanted serials of a frame
     within a range. `whole_share` is the fraction of the slab's rows in streams that are wanted as a
     whole.
     """
 
     wanted: Wanted
     frames: Iterator[FramePlace]
+    joined: Callable[[int, int], Iterator[FramePlace]]
     find: Callable[[FramePlace, range], Sequence[int]]
     frame_count: int
     stream_count: int
@@ -171,6 +190,7 @@ def choose_frames(slab: Slab, filters: Sequence[TopicFilter], span: Span, serial
     return Choice(
         wanted=wanted,
         frames=list_frames(slab, wanted, span, serials),
+        joined=partial(_join_frames, slab, wanted, span, serials),
         find=_Finder(slab, PieceReader(wanted, span), span).find,
         frame_count=frame_count,
         stream_count=len(rows),
@@ -214,27 +234,74 @@ def wanted_of(found: Iterable[Match]) -> Wanted:
 
 def list_frames(slab: Slab, wanted: Wanted, span: Span, serials: range) -> Iterator[FramePlace]:
     """Yield the frames of a slab that may hold wanted rows, in order; no frame is opened."""
-    streams = wanted.streams()
-    for handle in slab.handles():
-        if handle.base_serial >= serials.stop:
-            return
-        if handle.sealed and handle.next_serial <= serials.start:
-            continue
-        segment = handle.segment()
+    for segment, numbers in _frame_numbers(slab, wanted, span, serials):
         index = segment.index
         complete = index.stream_rows.keys() <= wanted.whole
-        frames = index.frames_for(streams, serials, since_us=span.since_us, until_us=span.until_us)
-        for number in frames.numbers:
+        for number in numbers:
             start = index.serials[number]
             stop = start + index.row_counts[number]
             if max(start, serials.start) < min(stop, serials.stop):
                 position = index.positions[number]
                 end = position + _length(segment, number, position)
-                yield FramePlace(slab.id, handle.base_serial, position, end, start, stop, complete)
-        if index.next_serial < serials.stop:
+                base = segment.header.base_serial
+                yield FramePlace(slab.id, base, position, end, start, stop, complete)
+
+
+def _frame_numbers(
+    slab: Slab, wanted: Wanted, span: Span, serials: range
+) -> Iterator[tuple[Segment, Sequence[int]]]:
+    """Yield for each segment of a slab the frames that may hold wanted rows."""
+    for segment, numbers in frames_of_slab(slab, wanted.streams(), wanted.needed(), span, serials):
+        yield segment, numbers
+        if segment.index.next_serial < serials.stop:
             check_behind(segment, span)
-        if reaches_end(index, span):
-            return
+
+
+def _join_frames(
+    slab: Slab, wanted: Wanted, span: Span, serials: range, bytes_max: int, rows_max: int
+) -> Iterator[FramePlace]:
+    """Yield the frames of `list_frames`, many neighbours at once: the work for each frame counts if
+    there are millions. A few frames between two of them are read too.
+    """
+    for segment, numbers in _frame_numbers(slab, wanted, span, serials):
+        if not numbers:
+            continue
+        index, first, last = segment.index, numbers[0], numbers[-1]
+        positions = column_of(index.positions[first : last + 1], np.int64)
+        end_of_last = index.positions[last] + _length(segment, last, index.positions[last])
+        lengths = np.diff(positions, append=end_of_last)
+        starts = column_of(index.serials[first : last + 1], np.int64)
+        stops = starts + column_of(index.row_counts[first : last + 1], np.uint32)
+        # A run cannot go on where serials were left out.
+        breaks = np.concatenate([[0], (starts[1:] != stops[:-1]).cumsum()])
+        chosen = np.asarray(numbers, np.int64) - first
+        chosen = chosen[
+            np.maximum(starts[chosen], serials.start) < np.minimum(stops[chosen], serials.stop)
+        ]
+        begins, ends = positions[chosen], (positions + lengths)[chosen]
+        apart = breaks[chosen[1:]] != breaks[chosen[:-1]]
+        apart |= begins[1:] - ends[:-1] > _GAP_BYTES
+        complete = index.stream_rows.keys() <= wanted.whole
+        base, low = segment.header.base_serial, 0
+        for high in (*(np.flatnonzero(apart) + 1).tolist(), len(chosen)):
+            while low < high:
+                by_bytes = np.searchsorted(ends[:high], begins[low] + bytes_max, "right")
+                by_rows = np.searchsorted(
+                    stops[chosen[:high]], starts[chosen[low]] + rows_max, "right"
+                )
+                end = max(low + 1, int(min(by_bytes, by_rows)))
+                one, other = int(chosen[low]), int(chosen[end - 1])
+                yield FramePlace(
+                    slab.id,
+                    base,
+                    int(begins[low]),
+                    int(ends[end - 1]),
+                    int(starts[one]),
+                    int(stops[other]),
+                    complete,
+                    end - low,
+                )
+                low = end
 
 
 def _length(segment: Segment, number: int, position: int) -> int:
