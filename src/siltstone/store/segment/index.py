@@ -25,8 +25,8 @@ The index file `<base serial>.idx`, little endian:
            u32[P] frames by stream, L bytes of structure, M bytes of producers, then parts up to the
            end: (u32 id, u32 length) and that many bytes each
 
-A part with an unknown id is ignored. Part 1 is the digest of the rows of a compacted segment. Part 2
-is the word index, see `topic/word_index.py`.
+A part with an unknown id is ignored. Part 1 is the digest of the rows of a compacted segment, and
+part 2 the word index, see `topic/word_index.py`.
 """
 
 from __future__ import annotations
