@@ -7,6 +7,7 @@ the life of the slab and is read without a lock.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from threading import Lock
 from typing import Final, NamedTuple
@@ -30,8 +31,8 @@ from siltstone.topic.structure import Match, Stream, Structure
 # The first read of a scan is small, because most callers need few rows.
 _FIRST_LIMIT: Final = 64
 _LIMIT: Final = 1024
-# After this many consecutive rows without a match, the scan seeks to the next possible match.
-_MISSES_MAX: Final = 16
+# The first read after rows were skipped.
+_SKIP_LIMIT: Final = 16
 
 
 class Found(NamedTuple):
@@ -154,28 +155,35 @@ class KeyValueSlab:
         bounds = self._bounds(match, since_us, until_us)
         position = max(bounds.start, start)
         stream_id, topics = match.stream.id, _Topics(match.stream)
-        limit, misses = _FIRST_LIMIT, 0
+        limit, found = _FIRST_LIMIT, 0
         while True:
             items = view.items(position, bounds.stop, limit)
-            for key, value in items:
+            number = 0
+            while number < len(items):
+                key, value = items[number]
+                number += 1
                 time_us = time_of(key, timed)
                 varying = varying_of(key, timed)
-                if time_us >= until_us or (words is not None and not _fits(varying, words)):
-                    position = after_topic(key, timed)
-                elif time_us < since_us:
-                    position = row_key(row_prefix(stream_id, varying), since_us, timed)
-                else:
-                    misses = 0
-                    yield Found(topics.of(varying), time_us, value, stream_id, key)
-                    continue
-                misses += 1
-                if misses > _MISSES_MAX:
-                    limit, misses = _FIRST_LIMIT, 0
-                    break
+                position = b"" if words is None else skip_key(stream_id, varying, words)
+                if not position:
+                    if since_us <= time_us < until_us:
+                        found += 1
+                        yield Found(topics.of(varying), time_us, value, stream_id, key)
+                        continue
+                    if time_us >= until_us:
+                        position = after_topic(key, timed)
+                    else:
+                        position = row_key(row_prefix(stream_id, varying), since_us, timed)
+                # The rows up to the next possible match are not looked at.
+                number = bisect_left(items, position, number, key=_key_of)
+            if position and items and position > items[-1][0]:
+                # About as many rows may follow there as matched here.
+                limit = min(max(_SKIP_LIMIT, 2 * found), _LIMIT)
+            elif len(items) < limit:
+                return
             else:
-                if len(items) < limit:
-                    return
-                position, limit = items[-1][0] + b"\x00", _LIMIT
+                position, limit = items[-1][0] + b"\x00", min(4 * limit, _LIMIT)
+            found = 0
 
     def _bounds(self, match: Match, since_us: int, until_us: int) -> KeyRange:
         """Return the range of keys that contains everything that a filter selects in a stream."""
@@ -234,10 +242,26 @@ def _first_key(stream: Stream, topic: bytes) -> bytes:
     return row_prefix(stream.id, b"/".join(varying))
 
 
-def _fits(varying: bytes, constraints: list[bytes | None]) -> bool:
-    """Return whether the varying words of a topic match the words of a filter."""
+def skip_key(stream_id: int, varying: bytes, constraints: list[bytes | None]) -> bytes:
+    """Return the lowest key behind a row that can match the words of a filter, b"" if the row
+    itself matches.
+
+    The keys of one word at a level are consecutive, among those with the same words before it.
+    """
     words = varying.split(b"/")
-    for word, wanted in zip(words, constraints, strict=True):
-        if wanted is not None and word != wanted:
-            return False
-    return True
+    stream = row_prefix(stream_id, b"")[:-1]
+    for level, wanted in enumerate(constraints):
+        if wanted is not None and words[level] != wanted:
+            last = level + 1 == len(words)
+            before = b"".join([word + b"/" for word in words[:level]])
+            # A word ends with a slash or, at the last level, with a zero byte.
+            end = b"\x00" if last else b"/"
+            if before + words[level] + end < before + wanted + end:
+                return stream + before + wanted + end
+            # Behind all keys with the same words before this level; no word has the byte ff.
+            return stream + (before[:-1] + b"0" if level else b"\xff")
+    return b""
+
+
+def _key_of(item: tuple[bytes, bytes]) -> bytes:
+    return item[0]
