@@ -17,7 +17,7 @@ from tests.support.builders import naive_match
 from tests.support.kv_suite import changes_of
 
 # Some sort before a slash, some begin with others, and one is empty.
-WORDS = ["", "!", "a", "a-b", "a0", "aa", "b", "ä", "1", "10"]
+WORDS = ["", "a", "a-", "a0", "b"]
 VARYING = [-1, 0, 0, 0, 0]
 
 
