@@ -83,6 +83,7 @@ COMPILED = (
     "src/siltstone/topic/structure.py",
     "src/siltstone/store/tx/arguments.py",
     "src/siltstone/store/tx/commit/committer.py",
+    "src/siltstone/store/tx/commit/changes.py",
     "src/siltstone/store/tx/commit/conflicts.py",
     "src/siltstone/store/tx/operations.py",
     "src/siltstone/store/tx/commit/pending.py",

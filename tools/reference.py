@@ -28,7 +28,7 @@ REFERENCE: Final = ROOT / "docs" / "reference"
 TOPICS: Final = {
     "Open a store": "open Store",
     "Databases of messages": "Database Row Columns Batch Read Ticket Status TopicFilter",
-    "Feeds and positions": "FeedReader FeedRead FeedPosition StreamRef StreamIterator",
+    "Feeds and positions": "FeedReader FeedRead Change FeedPosition StreamRef StreamIterator",
     "Settings and inspection": "DatabaseSettings SlabId SlabInfo StreamInfo Hole ReadReport "
     "COLUMNS SCHEMA",
     "Key-value databases": "KeyValueDatabase KeyValueSettings Transaction CommitTicket Committed "

@@ -35,7 +35,7 @@ from siltstone.store.database import Database, Read
 from siltstone.store.directory import Store
 from siltstone.store.directory import open_store as open  # noqa: A004 - siltstone.open reads as it should
 from siltstone.store.feed.position import FeedPosition
-from siltstone.store.feed.reader import FeedRead, FeedReader
+from siltstone.store.feed.reader import Change, FeedRead, FeedReader
 from siltstone.store.keyvalue import KeyValueDatabase
 from siltstone.store.log.info import Hole, SlabInfo, StreamInfo
 from siltstone.store.log.iterator import StreamIterator, StreamRef
@@ -62,6 +62,7 @@ __all__ = [
     "OWNED_MAP_SETTINGS",
     "SCHEMA",
     "Batch",
+    "Change",
     "ClosedError",
     "Columns",
     "CommitTicket",

@@ -8,11 +8,12 @@ from typing import Any, cast
 import pytest
 
 from siltstone.errors import OutcomeUnknownError, PoisonedError, SiltstoneError
+from siltstone.store.feed.position import FeedPosition
 from siltstone.store.kv.api import Changes
 from siltstone.store.tx.operations import COMMIT_SERIAL
 from siltstone.store.tx.retry import Committed
 from siltstone.store.tx.transaction import Transaction
-from tests.support.tx_builders import World
+from tests.support.tx_builders import World, problems_in
 
 STEPS = 12
 
@@ -77,6 +78,50 @@ def test_a_write_that_fails_anywhere_leaves_a_whole_history_and_ids_tell_which(
             again = world.database.transact(step(number), id=str(number))
             assert (again.duplicate, again.serial) == (True, found[number])
         assert sorted(row.topic for row in world.database.read()) == rows
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("nth", range(1, STEPS + 2))
+def test_a_feed_that_continues_after_a_failed_write_has_each_change_once(
+    nth: int, stored: bool
+) -> None:
+    with World(timed=True, feed_bytes=1 << 20) as world:
+        copy: dict[str, bytes] = {}
+        serials: list[int] = []
+
+        def follow(position: FeedPosition | None) -> FeedPosition:
+            """Apply the changes up to the end of the database."""
+            end = world.database.end_position()
+            with world.database.feed(position=position, credit=1) as feed:
+                while not feed.position.reaches(end):
+                    read = feed.next(20.0)
+                    assert read is not None
+                    assert read.lost == 0
+                    for change in read.changes():
+                        serials.append(change.serial)
+                        if change.value is None:
+                            del copy[change.topic]
+                        else:
+                            copy[change.topic] = change.value
+                    feed.ack(read.position)
+                return feed.position
+
+        world.fail_write(nth=nth, stored=stored)
+        position: FeedPosition | None = None
+        for number in range(STEPS):
+            try:
+                world.database.transact(step(number), retries=0)
+            except OutcomeUnknownError:
+                break
+            if number % 4 == 1:
+                position = follow(position)
+        world.crash()
+        position = follow(position)
+        world.database.transact(step(STEPS), retries=0)
+        follow(position)
+        assert copy == {row.topic: row.value for row in world.database.read()}
+        assert serials == list(range(len(serials)))
+        assert problems_in(world.memory) == []
 
 
 def test_a_commit_that_is_not_done_in_time_may_have_happened() -> None:

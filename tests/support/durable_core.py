@@ -69,7 +69,7 @@ class HeldDatabase(ScriptedDatabase):
         super().__init__(automatic=automatic)
         self._real = real
         self._shards = real._shards  # noqa: SLF001 - reads go to the real one
-        self._feeds = real._feeds  # noqa: SLF001
+        self._source, self._feeds = real._source, real._feeds  # noqa: SLF001
 
     def settle(self, error: Exception | None = None, *, index: int = 0) -> None:
         """Store one pending append, or let it fail; appends of a shard keep their order."""

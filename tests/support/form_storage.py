@@ -312,7 +312,8 @@ def commits(rng: Random) -> Any:
     """Run overlapping transactions, commit some together, and close and open at random."""
     timed = rng.random() < 0.5
     found: list[Any] = []
-    with World(timed=timed, thresholds=(rng.choice((0, 2)),)) as world:
+    feed_bytes = rng.choice((0, 100, 1 << 20))
+    with World(timed=timed, thresholds=(rng.choice((0, 2)),), feed_bytes=feed_bytes) as world:
         for _ in range(rng.randrange(1, 5)):
             open_ones = [
                 world.database.transaction(id=rng.choice((None, None, "one")))
@@ -334,4 +335,7 @@ def commits(rng: Random) -> Any:
                 world.reopen()
             world.clock.advance(rng.choice((0.0, 0.5)))
         found.append(world.rows())
+        if feed_bytes:
+            changes = world.memory.view("changes").items(b"", b"\xff", 1000)
+            found += [changes, world.database.end_position().serials]
     return found

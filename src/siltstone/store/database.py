@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePath
 from typing import Any, Final, Literal
 
@@ -91,9 +92,12 @@ class Database:
         cluster: Replication | None = None,
     ) -> None:
         self._shards = Shards(fs, clock, directory, roles, cluster)
-        self._feeds = Feeds(self._shards)
         # The identity of this database; a later database of the same name has another one.
         self.origin = self._shards.manifest.identity
+        self._source = StoreSource(self._shards)
+        leads, follows = self._shards.leads, self._shards.follows
+        heard = partial(listen, self._shards) if leads else None
+        self._feeds = Feeds(self._source, self.origin, heard, polls=follows)
         self.identity = self.origin.text
 
     @property
@@ -397,7 +401,7 @@ class Database:
 
     def feed_source(self) -> StoreSource:
         """Return the source for a FeedHub; for callers with their own event loop or thread."""
-        return self._feeds.source
+        return self._source
 
     def on_commit(self, callback: Callable[[FeedBatch], None]) -> Callable[[], None]:
         """Call back with the rows of every flush from now on, when readers can see them; return a

@@ -7,7 +7,7 @@ shard of a row: rows that are read or changed together get one key, and so one s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import random
@@ -17,6 +17,11 @@ from typing import Any, Final, TypeVar
 
 from siltstone.clock import Clock
 from siltstone.errors import ClosedError, NotFoundError, SlabDroppedError, UsageError
+from siltstone.store.feed.changes import ChangeSource, listen_for_changes
+from siltstone.store.feed.feeds import CREDIT, Feeds
+from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.reader import FeedReader
+from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.kv.api import Engine
 from siltstone.store.kv.slab import KeyValueSlab
 from siltstone.store.log.arguments import require_kind
@@ -85,6 +90,7 @@ class KeyValueDatabase:
         self._ready = False
         self._slabs: dict[SlabId, OpenSlab] = {}
         self._queues: list[KeyValueShard] = []
+        self._feeds: Feeds | None = None
         self._drops = DropLog(name)
         self._current: list[Context] = []
         try:
@@ -290,6 +296,45 @@ class KeyValueDatabase:
         iterator = replace(iterator, identity=self._identity.text)
         return read_on(known.slab, iterator, rows_max, until, ended=ended)
 
+    def feed(
+        self,
+        filters: str | Sequence[str] = "#",
+        *,
+        position: FeedPosition | None = None,
+        credit: int = CREDIT,
+    ) -> FeedReader:
+        """Subscribe: return the kept changes of rows that match any of the filters, from a position
+        on, then new changes.
+
+        The changes of each shard arrive in the order of their commits, each once; their serials
+        number the changes. `FeedRead.changes` has the deletions too. Without a position, the feed
+        begins with the oldest change that is kept. If changes after the position were removed,
+        `FeedRead.lost` counts them: read the rows again.
+
+        Raises: UsageError, also if the database keeps no changes; SlabDroppedError; ClosedError.
+        """
+        feeds = self._with_changes()
+        return feeds.open(filters, position=position, since_us=0, credit=credit)
+
+    def end_position(self) -> FeedPosition:
+        """Return the position after the last change: a feed from there receives only new changes.
+
+        Raises: UsageError if the database keeps no changes; ClosedError.
+        """
+        return self._with_changes().end_position()
+
+    def feed_source(self) -> ChangeSource:
+        """Return the source for a FeedHub; for callers with their own event loop or thread."""
+        return self._source
+
+    def on_commit(self, callback: Callable[[FeedBatch], None]) -> Callable[[], None]:
+        """Call back with the changes of every commit from now on, when readers can see them;
+        return a function that ends it.
+
+        It is called on a shard's thread, in order for each shard, and must be quick.
+        """
+        return listen_for_changes(self._source.committers, callback)
+
     def slabs(self) -> list[SlabRecord]:
         """Return all slabs with their bounds, oldest generation first."""
         return [known.record for known in self._ordered(None)]
@@ -332,11 +377,14 @@ class KeyValueDatabase:
         self._check_open()
         with self._configuring:
             settings = self._settings.changed(changes)
+            catalog.ensure_changes(self._engine, settings)
             first = self._queues[0]
             first.order(partial(first.committer.put_settings, settings))
             self._settings = settings
             for queue in self._queues:
                 queue.order(partial(queue.committer.configure, settings))
+        if not settings.feed_bytes and self._feeds is not None:
+            self._feeds.end(_without_changes(self.name))
         return settings
 
     def size_bytes(self) -> int:
@@ -359,6 +407,8 @@ class KeyValueDatabase:
             for queue in self._queues:
                 queue.close()
         finally:
+            if self._feeds is not None:
+                self._feeds.close()
             self._engine.close()
 
     def _open(self, wanted: KeyValueSettings | None) -> KeyValueSettings:
@@ -371,6 +421,7 @@ class KeyValueDatabase:
         catalog.drop_orphans(engine, records)
         states = catalog.begin_terms(engine, settings.shards)
         self._identity = catalog.read_identity(engine)
+        catalog.ensure_changes(engine, settings)
         for number in range(settings.shards):
             *sealed, newest = (record for slab, record in records.items() if slab.shard == number)
             committer = Committer(
@@ -389,6 +440,8 @@ class KeyValueDatabase:
                 self._slabs[record.id] = self._opened(record, slab)
             self._slabs[newest.id] = self._opened(newest, committer.slab)
             self._current.append(self._slabs[newest.id].context)
+        self._source = ChangeSource(engine, [queue.committer for queue in self._queues])
+        self._feeds = Feeds(self._source, self._identity, self.on_commit, polls=False)
         return settings
 
     def _opened(self, record: SlabRecord, slab: KeyValueSlab) -> OpenSlab:
@@ -481,6 +534,19 @@ class KeyValueDatabase:
             raise UsageError(f"shard must be from 0 to {shards - 1}, got {shard}")
         return shard
 
+    def _with_changes(self) -> Feeds:
+        self._check_open()
+        if not self._settings.feed_bytes or self._feeds is None:
+            raise _without_changes(self.name)
+        return self._feeds
+
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the database is closed")
+
+
+def _without_changes(name: str) -> UsageError:
+    return UsageError(
+        f"database {name!r} keeps no changes for feeds: set feed_bytes to the bytes of changes to "
+        f"keep"
+    )

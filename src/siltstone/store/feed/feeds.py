@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from threading import Lock
 from typing import Final
 
-from siltstone.errors import ClosedError, SlabDroppedError, UsageError
+from siltstone.errors import ClosedError, SiltstoneError, SlabDroppedError, UsageError
 from siltstone.store.feed.position import NEVER, FeedPosition
 from siltstone.store.feed.reader import FeedReader
-from siltstone.store.feed.reading import StoreSource
 from siltstone.store.feed.rows.batch import FeedBatch, committed_batch
-from siltstone.store.feed.runner import FeedRunner
+from siltstone.store.feed.runner import FeedRunner, FeedSource, Listen
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.log.arguments import require_kind, require_number
 from siltstone.store.log.iterator import StreamIterator
 from siltstone.store.log.write.cook import Cooked
 from siltstone.store.shard.shards import Shards
-from siltstone.store.slab.identity import told
+from siltstone.store.slab.identity import DatabaseIdentity, told
 from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.grammar import TopicFilter
 
@@ -42,11 +40,13 @@ def listen(shards: Shards, callback: Callable[[FeedBatch], None]) -> Callable[[]
 class Feeds:
     """Opens feeds on rows that this process or another one writes."""
 
-    def __init__(self, shards: Shards) -> None:
-        self.source = StoreSource(shards)
-        self._origin = shards.manifest.identity
-        self._listen = partial(listen, shards) if shards.leads else None
-        self._polls = shards.follows
+    def __init__(
+        self, source: FeedSource, origin: DatabaseIdentity, listen: Listen | None, *, polls: bool
+    ) -> None:
+        self._source = source
+        self._origin = origin
+        self._listen = listen
+        self._polls = polls
         self._lock = Lock()
         self._runner: FeedRunner | None = None
         self._open = 0
@@ -82,9 +82,9 @@ class Feeds:
             if self._closed:
                 raise ClosedError("the database is closed")
             if self._runner is None:
-                self._runner = FeedRunner(self.source, self._listen, _SETTINGS, polls=self._polls)
+                self._runner = FeedRunner(self._source, self._listen, _SETTINGS, polls=self._polls)
             self._open += 1
-            start = self.source.position_at(since_us) if position is None else position
+            start = self._source.position_at(since_us) if position is None else position
             return self._runner.add(
                 filters,
                 FeedPosition(start.serials, self._origin.text),
@@ -95,16 +95,21 @@ class Feeds:
 
     def end_position(self) -> FeedPosition:
         """Return the position after the last row."""
-        self.source.refresh()
-        return FeedPosition(dict(enumerate(self.source.ends())), self._origin.text)
+        self._source.refresh()
+        return FeedPosition(dict(enumerate(self._source.ends())), self._origin.text)
+
+    def end(self, error: SiltstoneError) -> None:
+        """End all feeds with this error; later ones may begin."""
+        with self._lock:
+            runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.end(error)
 
     def close(self) -> None:
         """End all feeds: their users get ClosedError."""
         with self._lock:
             self._closed = True
-            runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.end(ClosedError("the database is closed"))
+        self.end(ClosedError("the database is closed"))
 
     def _check_place(self, position: FeedPosition) -> None:
         """Refuse a position that does not come from this database.
@@ -139,8 +144,8 @@ class Feeds:
         shard = iterator.slab.shard
         serial = max(
             iterator.next_serial,
-            self.source.first_serial(iterator.slab),
-            self.source.position_at(iterator.since_us).serial(shard) if iterator.since_us else 0,
+            self._source.first_serial(iterator.slab),
+            self._source.position_at(iterator.since_us).serial(shard) if iterator.since_us else 0,
         )
-        shards = range(len(self.source.ends()))
+        shards = range(len(self._source.ends()))
         return FeedPosition({number: serial if number == shard else NEVER for number in shards})

@@ -24,6 +24,21 @@ from siltstone.store.log.read.pieces import COLUMNS, Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The new value of a row, or a deletion: its value is None, and it deletes the rows of the
+    topic from `timestamp_us` to before `until_us`.
+
+    Only key-value databases have deletions. The rows of a plain map have the time 0.
+    """
+
+    topic: str
+    value: bytes | None
+    timestamp_us: int
+    until_us: int
+    serial: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FeedRead:
     """Rows of one shard, in order of serials, and the position of the feed after them.
 
@@ -36,16 +51,47 @@ class FeedRead:
     picked: Rows
 
     def __len__(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows, with the deletions."""
         return self.batch.count if self.picked is None else len(self.picked)
 
     def arrow(self, columns: Sequence[str] = COLUMNS) -> pa.RecordBatch:
-        """Return the rows as a record batch. Raises: UsageError for an unknown column."""
-        return arrow_of(self.batch, self.picked, columns)
+        """Return the rows as a record batch, without deletions.
+
+        Raises: UsageError for an unknown column.
+        """
+        return arrow_of(self.batch, self._written(), columns)
 
     def rows(self) -> list[Row]:
-        """Return the rows as Python values."""
-        return rows_of_batch(self.batch, self.picked)
+        """Return the rows as Python values, without deletions."""
+        return rows_of_batch(self.batch, self._written())
+
+    def changes(self) -> list[Change]:
+        """Return the rows as changes, with deletions, in order of serials."""
+        batch = self.batch
+        batch.load()
+        serials = batch.number_rows()
+        found: list[Change] = []
+        for index in range(batch.count) if self.picked is None else self.picked:
+            until_us = batch.untils[index] if batch.untils else 0
+            timestamp_us = batch.timestamps[index]
+            found.append(
+                Change(
+                    topic=batch.topics[index].decode(),
+                    value=None if until_us else batch.values[index],
+                    timestamp_us=timestamp_us,
+                    until_us=until_us or timestamp_us + 1,
+                    serial=serials[index],
+                )
+            )
+        return found
+
+    def _written(self) -> Rows:
+        """Return the rows without deletions."""
+        batch = self.batch
+        if not batch.untils:
+            return self.picked
+        rows = range(batch.count) if self.picked is None else self.picked
+        return [index for index in rows if not batch.untils[index]]
 
 
 class FeedReader:

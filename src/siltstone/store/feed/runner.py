@@ -10,18 +10,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Condition, Thread, current_thread
-from typing import Final
+from typing import Final, Protocol
 
 from siltstone.errors import SiltstoneError
 from siltstone.guard import contain
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
-from siltstone.store.feed.pool import Feed, ReadJob, Rows
+from siltstone.store.feed.pool import Feed, ReadJob, Rows, Source
 from siltstone.store.feed.position import FeedPosition
 from siltstone.store.feed.reader import FeedRead, FeedReader
-from siltstone.store.feed.reading import StoreSource
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
+from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.grammar import TopicFilter
 
 # Begins to listen for commits; returns a function that ends it.
@@ -29,6 +29,25 @@ Listen = Callable[[Callable[[FeedBatch], None]], Callable[[], None]]
 Act = Callable[[], None]
 
 POLL_SECONDS: Final = 0.05
+
+
+class FeedSource(Source, Protocol):
+    """The source of the feeds of a database, also of rows that other processes write."""
+
+    def refresh(self) -> None:
+        """Read from the disk what another process has written."""
+
+    def followed_ends(self) -> list[int]:
+        """Return the ends of the shards that other processes write; 0 for the others."""
+        ...
+
+    def position_at(self, since_us: int) -> FeedPosition:
+        """Return a position before all rows at or after a time."""
+        ...
+
+    def first_serial(self, slab: SlabId) -> int:
+        """Return the serial of a slab's first row. Raises: SlabDroppedError, NotFoundError."""
+        ...
 
 
 class _Worker:
@@ -98,7 +117,7 @@ class FeedRunner:
 
     def __init__(
         self,
-        source: StoreSource,
+        source: FeedSource,
         listen: Listen | None,
         settings: FeedSettings,
         *,

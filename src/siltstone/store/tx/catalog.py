@@ -3,14 +3,15 @@
     settings                                 JSON
     identity                                 16 bytes, u8: 1 if all saved positions have it
     shard | shard u32                        term u64, serial u64, last timestamp_us u64
+    changes | shard u32                      state of the changes kept for feeds
     slab  | shard u32 | generation u32       JSON, as a slab in a manifest
     edges | shard u32 | generation u32 | number u32    learned structure, in order
     id    | shard u32 | digest 16            serial u64, timestamp_us u64
     id at | shard u32 | timestamp_us u64 | digest 16   empty
 
 Numbers are big endian. A name and a zero byte precede each key. The rows of a slab are in a family
-of their own, `<shard>.<generation>`. A family without a record was left by a crash, and is dropped
-at the next start.
+of their own, `<shard>.<generation>`. The family `changes` has the last changes, see
+`commit/changes.py`. Any other family was left by a crash, and is dropped at the next start.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from siltstone.store.kv.api import DEFAULT_FAMILY, Changes, Engine
 from siltstone.store.kv.slab import KeyValueSlab
 from siltstone.store.slab.identity import DatabaseIdentity
 from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
+from siltstone.store.tx.commit.changes import CHANGES_FAMILY, ChangeLogState, decode_state
 from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.topic.structure import Structure
 
@@ -37,6 +39,7 @@ FORMAT: Final = 1
 _SETTINGS: Final = b"settings\x00"
 _IDENTITY: Final = b"identity\x00"
 _SHARD: Final = b"shard\x00"
+_CHANGES: Final = b"changes\x00"
 _SLAB: Final = b"slab\x00"
 _EDGES: Final = b"edges\x00"
 _ID: Final = b"id\x00"
@@ -85,6 +88,7 @@ def create(engine: Engine, clock: Clock, settings: KeyValueSettings) -> None:
     """Create an empty database; all of it is written at once."""
     changes = Changes()
     put_settings(changes, settings)
+    ensure_changes(engine, settings)
     _put_identity(changes, identified=True)
     now = clock.now_us()
     present = engine.families()
@@ -153,6 +157,26 @@ def put_state(changes: Changes, shard: int, state: ShardState) -> None:
     changes.put(DEFAULT_FAMILY, _SHARD + _NUMBER.pack(shard), state.encode())
 
 
+def read_changes(engine: Engine, shard: int) -> ChangeLogState | None:
+    """Return the state of the changes of a shard, None if it never kept any.
+
+    Raises: CorruptionError.
+    """
+    stored = engine.get(DEFAULT_FAMILY, _CHANGES + _NUMBER.pack(shard))
+    return None if stored is None else decode_state(stored)
+
+
+def put_changes(changes: Changes, shard: int, state: bytes) -> None:
+    """Store the state of the changes of a shard."""
+    changes.put(DEFAULT_FAMILY, _CHANGES + _NUMBER.pack(shard), state)
+
+
+def ensure_changes(engine: Engine, settings: KeyValueSettings) -> None:
+    """Create the family of the changes if they are to be kept."""
+    if settings.feed_bytes and CHANGES_FAMILY not in engine.families():
+        engine.create_family(CHANGES_FAMILY)
+
+
 def begin_terms(engine: Engine, shards: int) -> list[ShardState]:
     """Begin a new term of every shard: transactions of an earlier term are refused.
 
@@ -172,7 +196,7 @@ def begin_terms(engine: Engine, shards: int) -> list[ShardState]:
 
 def drop_orphans(engine: Engine, records: Mapping[SlabId, SlabRecord]) -> None:
     """Drop the families that a crash left without a record."""
-    named = {DEFAULT_FAMILY} | {family_of(slab) for slab in records}
+    named = {DEFAULT_FAMILY, CHANGES_FAMILY} | {family_of(slab) for slab in records}
     for family in engine.families():
         if family not in named:
             engine.drop_family(family)

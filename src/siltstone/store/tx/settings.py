@@ -36,7 +36,8 @@ class KeyValueSettings:
     `conflict_window` seconds, unless more than half of `conflict_writes_max` writes were made
     meanwhile. A transaction's id is remembered for `remember_ids` seconds. Generations end by age
     or size, and sealed ones are dropped by age or by the total of bytes. This applies only to timed
-    databases: a plain map is always in one current generation.
+    databases: a plain map is always in one current generation. Each shard keeps about `feed_bytes`
+    of its last changes for feeds, which may be set at any time; 0 means that there are no feeds.
     """
 
     # The fixed settings are part of every key, select its shard, or say where the history of the
@@ -105,6 +106,15 @@ class KeyValueSettings:
         int | None, shared.RETAIN_BYTES.within(low=1, high=shared.TOTAL_MAX)
     ] = None
     backend: Annotated[str, shared.BACKEND] = "local"
+    feed_bytes: Annotated[
+        int,
+        Setting(
+            kind=Kind.SIZE,
+            low=0,
+            high=shared.SIZE_MAX,
+            help="Size of the last changes of each shard that are kept for feeds. 0: no feeds.",
+        ),
+    ] = 0
 
     def __post_init__(self) -> None:
         """Validate all settings. Raises: UsageError."""

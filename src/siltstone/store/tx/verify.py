@@ -34,6 +34,12 @@ from siltstone.store.log.check.verify import shard_problems
 from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
 from siltstone.store.tx import catalog
 from siltstone.store.tx.catalog import ShardState
+from siltstone.store.tx.commit.changes import (
+    CHANGES_FAMILY,
+    changes_key,
+    decode_changes,
+    head_of,
+)
 from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.topic.grammar import check_topic
 
@@ -131,6 +137,10 @@ class _Check:
         for problem in catalog.id_problems(engine, states):
             self._find(problem)
         self._families(engine, records)
+        if CHANGES_FAMILY in engine.families():
+            with self.telling():
+                for problem in _change_problems(engine, states):
+                    self._find(problem)
         for record in records.values():
             if record.shard in states and catalog.family_of(record.id) in engine.families():
                 with self.telling():
@@ -138,7 +148,7 @@ class _Check:
 
     def _families(self, engine: Engine, records: dict[SlabId, SlabRecord]) -> None:
         named = {catalog.family_of(slab) for slab in records}
-        there = {*engine.families()} - {DEFAULT_FAMILY}
+        there = {*engine.families()} - {DEFAULT_FAMILY, CHANGES_FAMILY}
         for family in sorted(named - there):
             self._find(f"the rows of slab {family.replace('.', '/')} are missing")
         for family in sorted(there - named):
@@ -190,6 +200,33 @@ def _state_problems(
         yield f"its last serial does not match its shard: serial={serial} shard={state.serial}"
     if timestamp_us > state.timestamp_us:
         yield f"its last time is after that of its shard: {timestamp_us} > {state.timestamp_us}"
+
+
+def _change_problems(engine: Engine, states: dict[int, ShardState]) -> Iterator[str]:
+    """Yield the problems of the changes that are kept for feeds. Raises: CorruptionError."""
+    view = engine.view(CHANGES_FAMILY)
+    try:
+        for shard, state in states.items():
+            known = catalog.read_changes(engine, shard)
+            if known is not None and known.serial > state.serial:
+                yield f"the changes of shard {shard} are after its last commit"
+            stop = 0
+            start = changes_key(shard, 0)
+            while items := view.items(start, changes_key(shard + 1, 0), 1):
+                key, record = items[0]
+                head = head_of(key, record)
+                if (
+                    head.first < stop
+                    or len(decode_changes(record).topics) != head.stop - head.first
+                ):
+                    yield f"the changes of shard {shard} are out of order: change={head.first}"
+                stop = head.stop
+                start = key + b"\x00"
+            end = 0 if known is None else known.next_number
+            if stop > end:
+                yield f"the changes of shard {shard} go beyond their end: change={stop} end={end}"
+    finally:
+        view.release()
 
 
 def _row_problems(slab: KeyValueSlab, count: Callable[[], None]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from siltstone.store.kv.memory import MemoryEngine
 from siltstone.store.slab.manifest import SlabId
 from siltstone.store.tx import catalog
 from siltstone.store.tx.catalog import ShardState
+from siltstone.store.tx.commit.changes import CHANGES_FAMILY, ChangeList, changes_key
 from siltstone.store.tx.verify import KeyValueReport, verify_keyvalue
 from tests.support.kv_suite import changes_of
 from tests.support.tx_builders import World
@@ -235,3 +236,41 @@ def test_a_damaged_log_is_told_and_the_engine_is_not_opened() -> None:
         "a record of the log is damaged before valid records: restore the file from a backup"
     ]
     assert report.damaged
+
+
+def record_of(first: int, *topics: bytes) -> Changes:
+    """Return a write of one record of changes."""
+    changes = ChangeList(1)
+    for topic in topics:
+        changes.put(topic, 0, b"v", 1)
+    return changes_of(CHANGES_FAMILY, {changes_key(0, first): changes.encode(0)})
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (record_of(1, b"c"), "the changes of shard 0 are out of order: change=1"),
+        (record_of(2, b"c"), "the changes of shard 0 go beyond their end: change=3 end=2"),
+        (
+            changes_of(CHANGES_FAMILY, {changes_key(0, 2): b"short"}),
+            "the changes for feeds are damaged: too short",
+        ),
+        (
+            changes_of(CHANGES_FAMILY, {changes_key(0, 2): struct.pack(">IIQ", 1, 1, 0)}),
+            "the changes for feeds are damaged: cut short",
+        ),
+        (
+            changes_of(CHANGES_FAMILY, {changes_key(0, 2): struct.pack(">IIQ", 1, 0, 0) + b"x"}),
+            "the changes for feeds are damaged: extra bytes at the end",
+        ),
+    ],
+)
+def test_changes_that_cannot_be_are_damage(damage: Changes, problem: str) -> None:
+    with World(timed=False, feed_bytes=1 << 20) as world, world.database.transaction() as tx:
+        tx.write("a", b"v")
+        tx.write("b", b"v")
+    engine = world.memory.reopened()
+    assert found(engine) == []
+    engine = world.memory.reopened()
+    engine.write(damage)
+    assert found(engine) == [("damage", problem)]

@@ -41,6 +41,9 @@ class FeedBatch:
         self.timestamps: list[int] = []
         self.publishers: list[bytes] = []
         self.properties: list[bytes] = []
+        # For each row 0, or the end of the times of its topic that it deletes, from its timestamp
+        # on. Empty if no row deletes anything: only key-value databases have these rows.
+        self.untils: list[int] = []
         # A cache for readers: a converted form for each distinct value of properties. Two threads
         # may fill it at the same time, with the same values.
         self.receivable: dict[bytes, bytes] = {}

@@ -34,6 +34,7 @@ from siltstone.store.kv.slab import KeyValueSlab
 from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
 from siltstone.store.tx import catalog
 from siltstone.store.tx.catalog import RememberedId, ShardState
+from siltstone.store.tx.commit.changes import CHANGES_FAMILY, ChangeList, ChangeLog
 from siltstone.store.tx.commit.conflicts import ReadRange, RecentWrites
 from siltstone.store.tx.commit.pending import PendingGroup
 from siltstone.store.tx.operations import (
@@ -53,6 +54,8 @@ from siltstone.topic.structure import Structure
 # Returns the error if this many bytes cannot be written now, None if they can. It is called before
 # anything is written, because RocksDB does not recover after the disk was full once.
 Room = Callable[[int], SiltstoneError | None]
+# Receives the number of the first change of a group, and its changes, when readers can see them.
+Told = Callable[[int, ChangeList], None]
 
 _GROUP_BYTES: Final = 16 * 1024 * 1024
 _FORGET_A_GROUP: Final = 256
@@ -105,6 +108,9 @@ class Committer:
         self._ids: dict[bytes, RememberedId] = {}
         # No remembered id is older than this.
         self._oldest_id_us = 0
+        self.changes = ChangeLog(engine, record.shard, catalog.read_changes(engine, record.shard))
+        # Replaced, not changed: other threads add to it.
+        self.listeners: tuple[Told, ...] = ()
         self.slab, self._edges_number = catalog.open_slab(engine, record.id, settings)
         self._begin(self.slab)
 
@@ -132,7 +138,9 @@ class Committer:
         self.check()
         self._now_us = self._clock.now_us()
         if self._room is not None:
-            self._is_full = self._room(sum([operations.size_bytes for operations in batch]))
+            size_bytes = sum([operations.size_bytes for operations in batch])
+            # Values are stored once more for feeds.
+            self._is_full = self._room(size_bytes * 2 if self.settings.feed_bytes else size_bytes)
         outcomes: list[SiltstoneError | None] = []
         first = 0
         storing = False
@@ -188,6 +196,8 @@ class Committer:
         """Apply these settings from now on; thresholds apply from the next generation on."""
         self.settings = settings
         self._recent.bound(settings.conflict_writes_max, settings.conflict_window)
+        # It is empty: the thread of the shard calls this between two groups.
+        self._group = self._new_group()
 
     def _begin(self, slab: KeyValueSlab) -> None:
         """Begin to write to a slab, with an empty group."""
@@ -200,8 +210,13 @@ class Committer:
             self.serial,
             self._clock.monotonic(),
         )
-        self._group = PendingGroup(slab, self._structure, self._recent, self.serial)
+        self._group = self._new_group()
         self._stored_serial = self.serial
+
+    def _new_group(self) -> PendingGroup:
+        self.changes.resume(self.serial)
+        changes = ChangeList(self.record.generation) if self.settings.feed_bytes else None
+        return PendingGroup(self.slab, self._structure, self._recent, self.serial, changes)
 
     def _must_store_before(self, operations: Operations) -> bool:
         """Return whether the group must be stored before this transaction is validated."""
@@ -281,6 +296,9 @@ class Committer:
         if quota is None:
             return None
         used = self._engine.size_bytes() + self._group.size_bytes
+        if self.settings.feed_bytes:
+            # The changes have a limit of their own, and deleting rows does not free them.
+            used -= self._engine.size_bytes(CHANGES_FAMILY)
         if used <= quota:
             return None
         return QuotaExceededError(self._database, used_bytes=used, quota_bytes=quota)
@@ -374,7 +392,20 @@ class Committer:
             catalog.put_edges(changes, self.record.id, self._edges_number, edges)
         self._put_ids(changes)
         catalog.put_state(changes, self.record.shard, self._state())
+        self._put_changes(changes)
         return KeyValueRecord(RecordKind.KV, changes, edges, "")
+
+    def _put_changes(self, changes: Changes) -> None:
+        """Store the changes of the group for feeds, if they are kept."""
+        group = self._group.changes
+        if group is not None:
+            state: bytes | None = self.changes.stage(
+                changes, group, self.serial, self.settings.feed_bytes
+            )
+        else:
+            state = self.changes.clear(changes)
+        if state is not None:
+            catalog.put_changes(changes, self.record.shard, state)
 
     # The replica, for the commit log.
 
@@ -405,7 +436,12 @@ class Committer:
         self._ids.clear()
         self._stored_serial = self.serial
         self._recent.turn(self.serial, self._clock.monotonic())
-        self._group = PendingGroup(self.slab, self._structure, self._recent, self.serial)
+        told = self._group.changes
+        self.changes.publish()
+        self._group = self._new_group()
+        if told is not None and told.topics:
+            for tell in self.listeners:
+                tell(self.changes.end - len(told.topics), told)
 
     def _put_ids(self, changes: Changes) -> None:
         """Store the ids of the group, and remove some expired ids."""

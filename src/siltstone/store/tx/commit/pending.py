@@ -11,8 +11,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from siltstone.store.kv.api import View
-from siltstone.store.kv.keys import KeyRange, place_of, row_key, row_prefix, times_of_topic
+from siltstone.store.kv.keys import (
+    KeyRange,
+    place_of,
+    row_key,
+    row_prefix,
+    stream_of,
+    times_of_topic,
+)
 from siltstone.store.kv.slab import Found, KeyValueSlab
+from siltstone.store.tx.commit.changes import ChangeList
 from siltstone.store.tx.commit.conflicts import RecentWrites, exact_topic
 from siltstone.store.tx.operations import COUNT_BYTES, count_in
 from siltstone.topic.grammar import TopicFilter
@@ -28,7 +36,12 @@ class PendingGroup:
     """The changes of one group; belongs to the committer."""
 
     def __init__(
-        self, slab: KeyValueSlab, structure: Structure, recent: RecentWrites, serial: int
+        self,
+        slab: KeyValueSlab,
+        structure: Structure,
+        recent: RecentWrites,
+        serial: int,
+        changes: ChangeList | None,
     ) -> None:
         self._slab = slab
         self._structure = structure
@@ -42,6 +55,8 @@ class PendingGroup:
         self.ranges: list[KeyRange] = []
         self.places: dict[bytes, bytes] = {}
         self.size_bytes = 0
+        # All changes in order, if feeds need them; `values` has only the last one of each row.
+        self.changes = changes
 
     def is_crowded(self) -> bool:
         """Return whether a scan of the pending changes would take too long."""
@@ -75,6 +90,8 @@ class PendingGroup:
         self.values[key] = value
         self.size_bytes += len(key) + len(value)
         self._recent.note(topic, time_us)
+        if self.changes is not None:
+            self.changes.put(topic, time_us, value, stream_of(place))
 
     def add(self, topic: bytes, amount: int, note: bytes) -> None:
         """Add to the number in a row of a plain map; delete the row if the result is 0."""
@@ -109,8 +126,7 @@ class PendingGroup:
         """Delete the only row of a topic of a plain map. The row must exist."""
         place = self._known_place(topic)
         assert place is not None
-        self.values[row_key(place, 0, self._timed)] = None
-        self._recent.note(topic, 0)
+        self._delete_row(row_key(place, 0, self._timed), topic, 0)
 
     def _delete_run(self, rows: Iterator[Found], since_us: int, until_us: int) -> bytes | None:
         """Delete rows one by one; return None when all are deleted.
@@ -129,10 +145,11 @@ class PendingGroup:
                 )
                 self.ranges.append(deleted)
                 self._recent.note_range(topic, since_us, until_us)
+                if self.changes is not None:
+                    self.changes.delete(topic, since_us, until_us, found.stream_id)
                 return deleted.stop
             if self.values.get(found.key, found.key) is not None:
-                self.values[found.key] = None
-                self._recent.note(topic, found.time_us)
+                self._delete_row(found.key, topic, found.time_us)
         return None
 
     def _delete_pending(self, topic: bytes, since_us: int, until_us: int) -> None:
@@ -143,8 +160,13 @@ class PendingGroup:
             if since_us <= time_us < until_us:
                 key = row_key(place, time_us, self._timed)
                 if self.values.get(key) is not None:
-                    self.values[key] = None
-                    self._recent.note(topic, time_us)
+                    self._delete_row(key, topic, time_us)
+
+    def _delete_row(self, key: bytes, topic: bytes, time_us: int) -> None:
+        self.values[key] = None
+        self._recent.note(topic, time_us)
+        if self.changes is not None:
+            self.changes.delete(topic, time_us, time_us + 1, stream_of(key))
 
     def _known_place(self, topic: bytes) -> bytes | None:
         place = self.places.get(topic)

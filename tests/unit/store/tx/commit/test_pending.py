@@ -43,7 +43,7 @@ class Workshop:
         self.structure.take_pending()
         self.slab = KeyValueSlab(engine, "f", published, timed=True, topics_max=100)
         self.recent = RecentWrites(100_000, 5.0, 0, 0.0)
-        self.group = PendingGroup(self.slab, self.structure, self.recent, 0)
+        self.group = PendingGroup(self.slab, self.structure, self.recent, 0, None)
         self.recent.begin(1)
 
     def key(self, topic: str, time_us: int) -> bytes:

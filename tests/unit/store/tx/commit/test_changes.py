@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from siltstone.errors import CorruptionError
+from siltstone.store.kv.memory import MemoryEngine
+from siltstone.store.tx.commit.changes import (
+    CHANGES_FAMILY,
+    WRITTEN,
+    ChangeList,
+    changes_key,
+    decode_changes,
+    decode_state,
+    head_of,
+)
+from siltstone.store.tx.settings import KeyValueSettings
+from tests.support.tx_builders import World
+
+
+def lists_of(changes: ChangeList) -> list[list[object]]:
+    return [
+        [*changes.topics],
+        [*changes.times],
+        [*changes.untils],
+        [*changes.values],
+        [*changes.streams],
+    ]
+
+
+def test_the_bytes_are_those_of_the_example_in_the_documentation() -> None:
+    text = Path("docs/formats.md").read_text("utf-8")
+    example = text.split("### Changes")[1].split("```text\n")[1].split("```")[0]
+    key, record = example.split("generation 1, one change")[0], example.split("change 0\n")[1]
+    words = r"\b(?:[0-9a-f]{2}){1,16}\b"
+    stored_key = bytes.fromhex("".join(re.findall(words, key.split("key:")[0])))
+    stored = bytes.fromhex(
+        "".join(word for line in record.splitlines() for word in re.findall(words, line))
+    )
+    changes = ChangeList(1)
+    changes.put(b"a", 0, b"1", 5)
+    assert (changes_key(0, 0), changes.encode(0)) == (stored_key, stored)
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    changes = ChangeList(7)
+    changes.put(b"a/b", (1 << 63) - 1, b"value", (1 << 64) - 1)
+    changes.delete(b"c", 3, 1 << 63, 2)
+    changes.put(b"d", 0, b"", 0)
+    record = changes.encode(1 << 40)
+    head = head_of(changes_key(9, 100), record)
+    assert (head.first, head.stop, head.generation, head.bytes_before) == (100, 103, 7, 1 << 40)
+    again = decode_changes(record)
+    assert (again.generation, lists_of(again)) == (7, lists_of(changes))
+    assert again.untils == [WRITTEN, 1 << 63, WRITTEN]
+    assert again.size_bytes == changes.size_bytes == len(record) - 16
+
+
+@pytest.mark.parametrize("stored", [b"", bytes(31), bytes(33)])
+def test_a_state_of_another_length_is_damaged(stored: bytes) -> None:
+    with pytest.raises(CorruptionError, match="the state is damaged"):
+        decode_state(stored)
+
+
+def test_a_commit_without_a_changed_row_writes_no_record_and_loses_none() -> None:
+    with World(timed=False, feed_bytes=1000) as world:
+        world.write("a", b"1")
+        before = world.database.end_position()
+        with world.database.transaction() as tx:
+            tx.delete("nothing/#")
+        assert world.database.end_position() == before
+        world.reopen()
+        assert world.database.end_position() == before
+
+
+def test_records_are_stored_in_the_write_of_their_commit() -> None:
+    with World(timed=False, feed_bytes=1000) as world:
+        writes = world.engine.writes
+        world.write("a", b"1")
+        assert world.engine.writes == writes + 1
+        assert isinstance(world.memory, MemoryEngine)
+        view = world.memory.view(CHANGES_FAMILY)
+        assert [key for key, _ in view.items(b"", b"\xff", 9)] == [changes_key(0, 0)]
+
+
+def test_a_commit_keeps_no_changes_by_default() -> None:
+    assert KeyValueSettings().feed_bytes == 0
+    with World() as world:
+        world.write("a", b"1")
+        assert CHANGES_FAMILY not in world.memory.families()
