@@ -19,8 +19,15 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.pipeline.jobs.audit import audit
-from siltstone.pipeline.jobs.tier import Runner, TaskFailure, TierJob, TierSettings, run_task
-from siltstone.pipeline.lake.files import WriteTask, Written
+from siltstone.pipeline.jobs.tier import (
+    Runner,
+    Task,
+    TaskFailure,
+    TierJob,
+    TierSettings,
+    run_task,
+)
+from siltstone.pipeline.lake.files import MadeFile, Written
 from siltstone.pipeline.spark.session import start_session
 
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -48,8 +55,8 @@ def parent_of(process: int) -> int:
 def tiered(spark: SparkSession, path: str, mark: str) -> int:
     """Tier a store, and kill the executor of the first finished task; return the rows."""
 
-    def run(tasks: Sequence[WriteTask]) -> list[Written | TaskFailure]:
-        def work(task: WriteTask) -> Written | TaskFailure:
+    def run(tasks: Sequence[Task]) -> list[Written | MadeFile | TaskFailure]:
+        def work(task: Task) -> Written | MadeFile | TaskFailure:
             done = run_task(task)
             if not Path(mark).exists():
                 Path(mark).touch()

@@ -10,11 +10,12 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from siltstone.clock import Clock
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.pipeline.jobs.tier import Runner, TaskFailure, TierJob, TierSettings, run_task
+from siltstone.pipeline.jobs.tier import Runner, Task, TaskFailure, TierJob, TierSettings, run_task
 from siltstone.pipeline.lake.delta import list_tables
-from siltstone.pipeline.lake.files import WriteTask, Written
+from siltstone.pipeline.lake.files import MadeFile, Written
 from siltstone.pipeline.lake.names import ROW_COLUMNS
 from tests.support.pipeline import plain, through_pickle
 
@@ -24,17 +25,22 @@ DATABASE = "messages"
 def here(fs: FileSystem) -> Runner:
     """Return a runner for tasks in this process, pickled as for an executor."""
 
-    def run(tasks: Sequence[WriteTask]) -> list[Written | TaskFailure]:
+    def run(tasks: Sequence[Task]) -> list[Written | MadeFile | TaskFailure]:
         return [through_pickle(run_task(through_pickle(task), fs)) for task in tasks]
 
     return run
 
 
 @contextmanager
-def tiering(path: str | Path, fs: FileSystem | None = None, **settings: Any) -> Iterator[TierJob]:
+def tiering(
+    path: str | Path,
+    fs: FileSystem | None = None,
+    clock: Clock | None = None,
+    **settings: Any,
+) -> Iterator[TierJob]:
     """Open a job that runs its tasks in this process."""
     used = fs or PosixFileSystem()
-    job = TierJob(TierSettings(path=str(path), **settings), here(used), fs=used)
+    job = TierJob(TierSettings(path=str(path), **settings), here(used), fs=used, clock=clock)
     try:
         yield job
     finally:

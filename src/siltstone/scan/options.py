@@ -264,7 +264,8 @@ def _parse_size(text: str, name: str) -> int:
     return int(match[1]) * _SIZES[match[2].lower()]
 
 
-def _parse_duration(text: str, name: str) -> float:
+def parse_duration(text: str, name: str) -> float:
+    """Parse a duration and return seconds. Raises: UsageError."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{name} must be a duration such as 500ms, 30s or 15m: {name}={text!r}")
@@ -307,6 +308,6 @@ _PARSERS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
     "maxRowsPerTrigger": ("rows_per_trigger", _parse_count),
     "maxBytesPerTrigger": ("bytes_per_trigger", _parse_size),
     "minRowsPerTrigger": ("rows_to_wait_for", _parse_count),
-    "maxTriggerDelay": ("wait_max", _parse_duration),
+    "maxTriggerDelay": ("wait_max", parse_duration),
 }
 OPTIONS: Final = ("path", *NODE_OPTIONS, *_PARSERS)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from time import sleep as wait
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from time import monotonic
 from typing import Annotated, Any
 
 import typer
@@ -17,13 +20,14 @@ from siltstone.cli.pipeline.spark import (
     MASTER_DEFAULT,
     Continuous,
     DatabaseName,
-    Interval,
     Master,
     Memory,
     pipeline,
     session,
 )
+from siltstone.cli.pipeline.stopping import Stop, stopping
 from siltstone.errors import UsageError
+from siltstone.scan.options import parse_duration
 from siltstone.settings.quantities import format_size
 
 app = App("Run Spark jobs over the store.", "siltstone pipeline tier")
@@ -47,7 +51,29 @@ def tier(
     master: Master = MASTER_DEFAULT,
     memory: Memory = "1g",
     continuous: Continuous = False,
-    interval: Interval = 5.0,
+    freshness: Annotated[
+        str,
+        typer.Option(
+            "--freshness",
+            metavar="DURATION",
+            help="With --continuous: rows are in their table after about this time, as 2s.",
+        ),
+    ] = "2s",
+    keep: Annotated[
+        int,
+        typer.Option(
+            "--keep",
+            metavar="HOURS",
+            help="With --continuous: remove versions and files that are older.",
+            min=0,
+        ),
+    ] = 168,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            "--interval", metavar="SECONDS", help="As --freshness.", min=0.05, hidden=True
+        ),
+    ] = None,
     partition: Annotated[
         str, typer.Option("--partition", metavar="day|hour", help="Partitions of new tables.")
     ] = "day",
@@ -62,10 +88,11 @@ def tier(
 ) -> None:
     """Copy rows into Delta tables, one per topic structure.
 
-    Each row reaches its table exactly once, also after a crash. The command works beside a running
-    broker.
+    Each row reaches its table exactly once, also after a crash. A continuous run also merges
+    small files and removes old versions. The command works beside a running broker.
 
     $ siltstone pipeline tier
+    $ siltstone pipeline tier --continuous --freshness 5s
     $ siltstone pipeline tier --continuous --decode 'plant/#=json'
     """
     jobs = pipeline("jobs.tier")
@@ -75,27 +102,42 @@ def tier(
         partition=_one_of(partition, ("day", "hour"), "--partition"),
         decode=_decoders(decode or []),
         fails_on_loss=not ignore_loss,
+        keep_hours=keep,
     )
-    steps: list[Any] = []
-    ended = False
-    with session(master, memory) as spark:
-        job = jobs.TierJob(settings, jobs.on_spark(spark))
-        with counting("Tiering", by_rows=True) as tell:
-            try:
-                while (step := job.step()) is not None or continuous:
-                    if step is None:
-                        wait(interval)
-                        continue
-                    steps.append(step)
-                    tell(step.rows, step.waiting)
-            except KeyboardInterrupt:
-                # Ctrl-C is the normal end of a continuous run, so it is not a failure.
-                if not continuous:
-                    raise
-                ended = True
-            finally:
-                job.close()
-    _show_tiered(jobs.report_of(job.database.name, steps), ended=ended, json=json)
+    pace = parse_duration(freshness, "--freshness") if interval is None else interval
+    report, database = jobs.TierReport(), settings.database
+    with stopping(listens=continuous) as stop:
+        try:
+            with session(master, memory) as spark:
+                if continuous:
+                    stop.listen()
+                job = jobs.TierJob(settings, jobs.on_spark(spark))
+                database = job.database.name
+                with closing(job), counting("Tiering", by_rows=True) as tell:
+                    for step in _steps(job, stop, continuous=continuous, pace=pace):
+                        report = report.plus(step)
+                        tell(step.rows, step.waiting)
+        except KeyboardInterrupt:
+            # Ctrl-C is the normal end of a continuous run, so it is not a failure.
+            if not continuous:
+                raise
+    _show_tiered(replace(report, database=database), ended=stop.asked or continuous, json=json)
+
+
+def _steps(job: Any, stop: Stop, *, continuous: bool, pace: float) -> Iterator[Any]:
+    """Yield the batches of a run; a continuous one commits when rows are due, and keeps house."""
+    while not stop.asked:
+        began = monotonic()
+        step = job.step()
+        if step is None and not continuous:
+            return
+        if step is not None:
+            yield step
+        if continuous:
+            job.tidy()
+            # Rows of a backlog are not held back. Otherwise the oldest row waits until it is due.
+            if step is None or not step.waiting:
+                stop.wait(max(0.0, pace - (monotonic() - began)))
 
 
 def _show_tiered(report: Any, *, ended: bool, json: bool) -> None:
@@ -134,7 +176,7 @@ def _show_tiered(report: Any, *, ended: bool, json: bool) -> None:
 def compact(data: Data = DATA_DEFAULT, database: DatabaseName = "", json: Json = False) -> None:
     """Merge small files of the Delta tables into larger ones.
 
-    The command works beside a running broker.
+    The command works beside a running broker and a running tier job.
 
     $ siltstone pipeline compact
     """
@@ -184,7 +226,7 @@ def vacuum(
     """Remove old files of the Delta tables.
 
     These are files of old table versions, and files that killed jobs left. The command
-    works beside a running broker.
+    works beside a running broker and a running tier job.
 
     $ siltstone pipeline vacuum --dry-run
     """

@@ -30,12 +30,6 @@ Continuous = Annotated[
         help="Run until Ctrl-C as rows arrive, or stop after the stored rows.",
     ),
 ]
-Interval = Annotated[
-    float,
-    typer.Option(
-        "--interval", metavar="SECONDS", help="Time between looks for new rows.", min=0.05
-    ),
-]
 DatabaseName = Annotated[
     str,
     typer.Option(

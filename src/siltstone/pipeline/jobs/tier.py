@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from siltstone.clock import Clock, SystemClock
 from siltstone.errors import (
+    LockedError,
     RetryError,
     SiltstoneError,
     SlabDroppedError,
@@ -28,17 +30,20 @@ from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import replace_file
-from siltstone.pipeline.jobs.upkeep import locked_lake
+from siltstone.pipeline.jobs.upkeep import locked_files, locked_lake, remove_unused, tidy
 from siltstone.pipeline.lake.delta import (
+    Compaction,
     add_files,
     content,
     ensure_table,
     last_batch,
     list_tables,
     refuse_overwritten,
+    shorten_log,
 )
 from siltstone.pipeline.lake.fields import extended
 from siltstone.pipeline.lake.files import (
+    MadeFile,
     WriteTask,
     Written,
     by_table,
@@ -57,6 +62,7 @@ from siltstone.pipeline.lake.ledger import (
     read_ledger,
     write_ledger,
 )
+from siltstone.pipeline.lake.merge import FAN_IN, MergeTask, merge_files
 from siltstone.pipeline.lake.names import DEAD_LETTER, OTHER, Content
 from siltstone.pipeline.lake.payloads import Decoder, find_fields, likely_decoder
 from siltstone.pipeline.lake.rules import RULES, Partition, Rule, Rules, load_rules
@@ -73,6 +79,8 @@ _TASK_BYTES: Final = 64 * 1024 * 1024
 # The number of times that a batch is read because of new fields. The last attempt ignores new
 # fields.
 _ATTEMPTS: Final = 4
+# The time between two looks at all tables, for old versions and partitions that are over.
+_SWEEP_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +94,7 @@ class TierSettings:
     bytes_per_batch: int = 512 * 1024 * 1024
     rows_per_batch: int | None = None
     fails_on_loss: bool = True
+    keep_hours: int = 168
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +122,9 @@ class TaskFailure:
     sentence: str
 
 
-# Runs all tasks of a batch, for example on Spark.
-Runner = Callable[[Sequence[WriteTask]], Sequence[Written | TaskFailure]]
+# Runs all tasks of a batch, or of a round of merges, for example on Spark.
+Task = WriteTask | MergeTask
+Runner = Callable[[Sequence[Task]], Sequence[Written | MadeFile | TaskFailure]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +134,29 @@ class TierReport:
     `left_out` has, by table, the largest number of fields of a batch that are not columns.
     """
 
-    database: str
-    batches: int
-    rows: int
-    dead: int
-    files: int
-    size_bytes: int
-    tables: Mapping[str, int]
+    database: str = ""
+    batches: int = 0
+    rows: int = 0
+    dead: int = 0
+    files: int = 0
+    size_bytes: int = 0
+    tables: Mapping[str, int] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
+
+    def plus(self, step: TierStep) -> TierReport:
+        """Return the report with one more step; its size does not depend on their number."""
+        tables = Counter(self.tables) + Counter(step.tables)
+        left_out = Counter(self.left_out) | Counter(step.left_out)
+        return replace(
+            self,
+            batches=self.batches + 1,
+            rows=self.rows + step.rows,
+            dead=self.dead + step.dead,
+            files=self.files + step.files,
+            size_bytes=self.size_bytes + step.size_bytes,
+            tables=dict(sorted(tables.items())),
+            left_out=dict(sorted(left_out.items())),
+        )
 
 
 @contextmanager
@@ -167,6 +192,9 @@ class TierJob:
             stack.enter_context(locked_lake(self._fs, self.lake))
             self._ledger = read_ledger(self._fs, self.lake, self.database.identity)
             self._contents: dict[str, Content] = {}
+            # The number of files that were added to each table since it was last tidied.
+            self._added: Counter[str] = Counter()
+            self._swept_at: float | None = None
             # If a table was overwritten, rows that are added now would be lost when the table is
             # restored.
             refuse_overwritten(self._fs, self.lake)
@@ -220,6 +248,49 @@ class TierJob:
         self._keep(self._ledger.opened(start, stop, batch.rules))
         return self._finish(batch, written)
 
+    def tidy(self) -> list[Compaction]:
+        """Merge small files that this job has added, and now and then remove old versions.
+
+        The work of a call is bounded. Nothing is done while another process does it.
+
+        Raises: RetryError, StorageFullError.
+        """
+        now = self._clock.monotonic()
+        sweeps = self._swept_at is None or now - self._swept_at >= _SWEEP_SECONDS
+        names = list_tables(self._fs, self.lake) if sweeps else list(self._added)
+        due = [name for name in names if sweeps or self._added[name] >= FAN_IN]
+        if not due:
+            return []
+        try:
+            with locked_files(self._fs, self.lake, wait=False):
+                done = tidy(self._fs, self._clock, self.lake, due, self._merge)
+                # A table with more to merge is looked at again by the next call.
+                for name in set(due) - {item.table for item in done}:
+                    del self._added[name]
+                if sweeps:
+                    self._swept_at = now
+                    self._sweep(names)
+                return done
+        except LockedError:
+            return []
+
+    def _merge(self, tasks: Sequence[MergeTask]) -> list[MadeFile]:
+        made: list[MadeFile] = []
+        for outcome in self._run(tasks):
+            if isinstance(outcome, TaskFailure):
+                raise outcome.kind(outcome.sentence)
+            assert isinstance(outcome, MadeFile), "a merge makes a file"
+            made.append(outcome)
+        return made
+
+    def _sweep(self, tables: Sequence[str]) -> None:
+        """Remove versions that are older than the settings want, and files without a version."""
+        # A table that was overwritten can be restored only while its old files exist.
+        refuse_overwritten(self._fs, self.lake)
+        for name in tables:
+            shorten_log(self._fs, self.lake / name, hours=self._settings.keep_hours)
+            remove_unused(self._fs, self.lake, name, hours=self._settings.keep_hours)
+
     def waiting(self) -> int:
         """Return the number of serials of the store that are not in the lake."""
         bounds = bounds_of(self.database.extents())
@@ -268,6 +339,7 @@ class TierJob:
         for outcome in self._run(tasks) if tasks else ():
             if isinstance(outcome, TaskFailure):
                 raise outcome.kind(outcome.sentence)
+            assert isinstance(outcome, Written), "a task of a batch writes files"
             written.append(outcome)
         return written
 
@@ -275,6 +347,7 @@ class TierJob:
         """Commit the tables of a batch, then close the batch in the ledger."""
         files = [file for part in written for file in part.files]
         for table, made in by_table(files).items():
+            self._added[table] += len(made)
             add_files(
                 self._fs,
                 self._clock,
@@ -397,15 +470,17 @@ def on_spark(spark: SparkSession) -> Runner:
             "elsewhere: run 'siltstone pipeline tier' or use siltstone.pipeline.start_session"
         )
 
-    def run(tasks: Sequence[WriteTask]) -> list[Written | TaskFailure]:
+    def run(tasks: Sequence[Task]) -> list[Written | MadeFile | TaskFailure]:
         return spark.sparkContext.parallelize(tasks, len(tasks)).map(run_task).collect()
 
     return run
 
 
-def run_task(task: WriteTask, fs: FileSystem | None = None) -> Written | TaskFailure:
+def run_task(task: Task, fs: FileSystem | None = None) -> Written | MadeFile | TaskFailure:
     """Run a task on an executor; return a Siltstone error as a value."""
     try:
+        if isinstance(task, MergeTask):
+            return merge_files(task, fs or PosixFileSystem())
         return write_portion(task, fs or PosixFileSystem())
     except SiltstoneError as exc:
         plain = (SlabDroppedError, UsageError, RetryError)
@@ -443,20 +518,4 @@ def tier(
 
 def report_of(database: str, steps: Sequence[TierStep]) -> TierReport:
     """Sum up the steps of a run."""
-    tables: dict[str, int] = {}
-    left_out: dict[str, int] = {}
-    for step in steps:
-        for table, rows in step.tables.items():
-            tables[table] = tables.get(table, 0) + rows
-        for table, count in step.left_out.items():
-            left_out[table] = max(left_out.get(table, 0), count)
-    return TierReport(
-        database=database,
-        batches=len(steps),
-        rows=sum(step.rows for step in steps),
-        dead=sum(step.dead for step in steps),
-        files=sum(step.files for step in steps),
-        size_bytes=sum(step.size_bytes for step in steps),
-        tables=dict(sorted(tables.items())),
-        left_out=dict(sorted(left_out.items())),
-    )
+    return reduce(TierReport.plus, steps, TierReport(database=database))

@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import PurePath
 from typing import Final
 
-from siltstone.errors import LockedError, UsageError
+from siltstone.clock import Clock, SystemClock
+from siltstone.errors import LockedError, NotFoundError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import create_directories
 from siltstone.pipeline.lake.delta import (
-    FILE_BYTES,
     Compaction,
+    batch_of,
     columns_of,
-    compact,
     list_files,
     list_tables,
     refuse_overwritten,
-    vacuum,
+    replace_merged,
+    stored_files,
+    unused_files,
 )
+from siltstone.pipeline.lake.files import MadeFile
 from siltstone.pipeline.lake.ledger import LEDGER, lake_directory, read_ledger
+from siltstone.pipeline.lake.merge import FILE_BYTES, MergeTask, choose_merges, merge_files
 from siltstone.pipeline.lake.names import FILE_COLUMNS, PARTITION_COLUMNS
 from siltstone.scan.survey import find_database
 from siltstone.store.directory import Store
 
+# Held by the one job that adds rows.
 LOCK: Final = "LOCK"
+# Held while files are merged or removed; the job that adds rows goes on.
+UPKEEP: Final = "UPKEEP"
+ROUND_BYTES: Final = 64 * 1024 * 1024
+# Merges files, for example on Spark.
+Merger = Callable[[Sequence[MergeTask]], Sequence[MadeFile]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +61,26 @@ class TableInfo:
 
 @contextmanager
 def locked_lake(fs: FileSystem, lake: PurePath) -> Iterator[None]:
-    """Hold the lock of a lake, so that no other process changes its tables. Raises: LockedError."""
+    """Hold the lock of a lake, so that no other process adds rows to it. Raises: LockedError."""
     create_directories(fs, lake)
     try:
         lock = fs.lock(lake / LOCK)
     except LockedError as exc:
-        raise LockedError(
-            f"another process runs tier, compact or vacuum on {lake}: wait for it"
-        ) from exc
+        raise LockedError(f"another process runs tier or rollup on {lake}: wait for it") from exc
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def locked_files(fs: FileSystem, lake: PurePath, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of the files of a lake, so that no other process merges or removes them.
+
+    Raises: LockedError if another process holds it and this one does not wait.
+    """
+    create_directories(fs, lake)
+    lock = fs.lock(lake / UPKEEP, wait=wait)
     try:
         yield
     finally:
@@ -70,14 +94,60 @@ def lake_of(fs: FileSystem, path: str, database: str) -> PurePath:
         return lake_directory(directory, find_database(store, database).name)
 
 
-def refuse_open_batch(fs: FileSystem, lake: PurePath) -> None:
-    """Raise UsageError while a batch is incomplete in the lake.
-
-    Readers recognize the files of the batch by their names, which compaction would change.
-    """
+def ended_batch(fs: FileSystem, lake: PurePath) -> int:
+    """Return the number of the last batch that has ended; 0 without a ledger."""
     path = lake / LEDGER
-    if fs.exists(path) and json.loads(fs.read(path))["open"] is not None:
-        raise UsageError("the last batch is not finished: run 'siltstone pipeline tier' first")
+    return int(json.loads(fs.read(path))["batch"]) if fs.exists(path) else 0
+
+
+def merge_here(fs: FileSystem) -> Merger:
+    """Return a merger that works in this process."""
+    return lambda tasks: [merge_files(task, fs) for task in tasks]
+
+
+def tidy(
+    fs: FileSystem,
+    clock: Clock,
+    lake: PurePath,
+    tables: Sequence[str],
+    merge: Merger,
+    *,
+    bytes_max: int = ROUND_BYTES,
+) -> list[Compaction]:
+    """Merge small files of some tables, at most about `bytes_max` of them.
+
+    The caller holds the lock of the files. Raises: RetryError.
+    """
+    # It is read before the files are listed: a file of a later batch may be one of an open batch.
+    ended = ended_batch(fs, lake)
+    today = datetime.fromtimestamp(clock.now_us() / 1_000_000, UTC).date().isoformat()
+    tasks = [
+        MergeTask(lake=str(lake), table=name, inputs=inputs)
+        for name in tables
+        for inputs in choose_merges(
+            stored_files(lake / name),
+            ended=ended,
+            is_over=lambda partition: partition.get("date", today) < today,
+        )
+    ]
+    tasks.sort(key=lambda task: task.size_bytes)
+    sizes = accumulate(task.size_bytes for task in tasks)
+    chosen = [task for task, size in zip(tasks, sizes, strict=True) if size <= bytes_max]
+    return _merged(fs, clock, lake, chosen or tasks[:1], merge)
+
+
+def _merged(
+    fs: FileSystem, clock: Clock, lake: PurePath, tasks: Sequence[MergeTask], merge: Merger
+) -> list[Compaction]:
+    """Merge files, and put the new ones in their place, table by table."""
+    made = list(zip(tasks, merge(tasks) if tasks else (), strict=True))
+    done: list[Compaction] = []
+    for table in dict.fromkeys(task.table for task in tasks):
+        merged = [(task.inputs, file) for task, file in made if task.table == table]
+        replace_merged(fs, clock, lake / table, merged)
+        removed = sum(len(inputs) for inputs, _ in merged)
+        done.append(Compaction(table=table, files_removed=removed, files_added=len(merged)))
+    return done
 
 
 def compact_lake(
@@ -87,21 +157,34 @@ def compact_lake(
     target_bytes: int = FILE_BYTES,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[Compaction]:
-    """Compact the small files of every table; `progress` gets the tables done and the total.
+    """Merge the small files of every table; `progress` gets the tables done and the total.
 
-    Raises: LockedError, RetryError, CorruptionError if another program has overwritten a table of
-    rows.
+    It works beside a running tier job.
+
+    Raises: RetryError, CorruptionError if another program has overwritten a table of rows.
     """
-    fs = PosixFileSystem()
+    fs, clock = PosixFileSystem(), SystemClock()
     lake = lake_of(fs, path, database)
-    with locked_lake(fs, lake):
-        refuse_open_batch(fs, lake)
+    with locked_files(fs, lake):
         refuse_overwritten(fs, lake)
         names = list_tables(fs, lake)
         done: list[Compaction] = []
         for name in names:
             progress(len(done), len(names))
-            done.append(compact(fs, lake / name, target_bytes))
+            ended = ended_batch(fs, lake)
+            chosen = choose_merges(
+                stored_files(lake / name),
+                ended=ended,
+                is_over=lambda _: True,
+                target_bytes=target_bytes,
+            )
+            removed = added = 0
+            for inputs in chosen:
+                task = MergeTask(lake=str(lake), table=name, inputs=inputs)
+                for part in _merged(fs, clock, lake, [task], merge_here(fs)):
+                    removed += part.files_removed
+                    added += part.files_added
+            done.append(Compaction(table=name, files_removed=removed, files_added=added))
         return done
 
 
@@ -110,17 +193,36 @@ def vacuum_lake(
 ) -> dict[str, list[str]]:
     """Remove files that no version of the last hours has; return them, by table.
 
-    Raises: LockedError, RetryError, CorruptionError if another program has overwritten a table of
-    rows; its old files are needed to restore it.
+    It works beside a running tier job, whose unfinished files stay.
+
+    Raises: RetryError, CorruptionError if another program has overwritten a table of rows; its old
+    files are needed to restore it.
     """
     fs = PosixFileSystem()
     lake = lake_of(fs, path, database)
-    with locked_lake(fs, lake):
+    with locked_files(fs, lake):
         refuse_overwritten(fs, lake)
         return {
-            name: vacuum(lake / name, hours=hours, dry_run=dry_run)
+            name: remove_unused(fs, lake, name, hours=hours, dry_run=dry_run)
             for name in list_tables(fs, lake)
         }
+
+
+def remove_unused(
+    fs: FileSystem, lake: PurePath, table: str, *, hours: int, dry_run: bool = False
+) -> list[str]:
+    """Remove files of a table that no version of the last hours has; return them.
+
+    The caller holds the lock of the files. Files of a batch that has not ended stay.
+    """
+    ended = ended_batch(fs, lake)
+    unused = [
+        name for name in unused_files(lake / table, hours=hours) if (batch_of(name) or 0) <= ended
+    ]
+    for name in () if dry_run else unused:
+        with suppress(NotFoundError):
+            fs.remove(lake / table / name)
+    return unused
 
 
 def describe_lake(path: str, *, database: str = "") -> list[TableInfo]:

@@ -26,12 +26,12 @@ from siltstone.errors import CorruptionError, RetryError, StorageFullError, Usag
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.publish import create_directories
 from siltstone.pipeline.lake.files import MadeFile
+from siltstone.pipeline.lake.merge import StoredFile
 from siltstone.pipeline.lake.names import CONTENTS, PARTITION_COLUMNS, Content, content_of
 
 _LOG: Final = "_delta_log"
 _DRAWN: Final = re.compile("\x1b\\[[0-9;]*m|↳")
 OFFSETS: Final = "siltstone.offsets"
-FILE_BYTES: Final = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,10 +188,13 @@ def replace_files(fs: FileSystem, clock: Clock, table: PurePath, files: Sequence
     sync_log(fs, table)
 
 
-def _additions(clock: Clock, files: Sequence[MadeFile]) -> list[AddAction | RemoveAction]:
+def _additions(
+    clock: Clock, files: Sequence[MadeFile], *, is_new: bool = True
+) -> list[AddAction | RemoveAction]:
+    """Return the entries of files in the log; rows that only moved to another file are not new."""
     now_ms = clock.now_us() // 1000
     return [
-        AddAction(file.path, file.size_bytes, dict(file.partition), now_ms, True, file.stats)  # noqa: FBT003 - by position only
+        AddAction(file.path, file.size_bytes, dict(file.partition), now_ms, is_new, file.stats)
         for file in files
     ]
 
@@ -302,24 +305,78 @@ def _microseconds(times: tuple[Any, Any] | None) -> tuple[int, int] | None:
     return first, last + 999
 
 
-def compact(fs: FileSystem, table: PurePath, target_bytes: int = FILE_BYTES) -> Compaction:
-    """Compact the small files of a table; running readers keep using the old files."""
+def stored_files(table: PurePath) -> list[StoredFile]:
+    """Return the current files of a table, as they can be merged."""
     with _told(table):
-        done = DeltaTable(str(table)).optimize.compact(target_size=target_bytes)
+        actions = _additions_of(DeltaTable(str(table)))
+    columns = {name: actions.column(name).to_pylist() for name in actions.column_names}
+    keys = [name for name in columns if name.startswith("partition.")]
+    return [
+        StoredFile(
+            path=path,
+            batch=batch_of(path),
+            size_bytes=columns["size_bytes"][place],
+            rows=columns["num_records"][place] or 0,
+            partition={key.removeprefix("partition."): str(columns[key][place]) for key in keys},
+        )
+        for place, path in enumerate(columns["path"])
+    ]
+
+
+def replace_merged(
+    fs: FileSystem,
+    clock: Clock,
+    table: PurePath,
+    merged: Sequence[tuple[Sequence[StoredFile], MadeFile]],
+) -> None:
+    """Put merged files in place of their inputs in one transaction, durably.
+
+    Running readers keep using the old files. Batches that are added meanwhile stay.
+
+    Raises: RetryError if an input is no longer in the table.
+    """
+    now_ms = clock.now_us() // 1000
+    actions: list[AddAction | RemoveAction] = []
+    with _told(table):
+        delta = DeltaTable(str(table))
+        there = set(_additions_of(delta).column("path").to_pylist())
+        for inputs, made in merged:
+            if gone := [file.path for file in inputs if file.path not in there]:
+                raise RetryError(f"table {table.name} has changed meanwhile: {gone[0]} is replaced")
+            actions += [
+                RemoveAction(
+                    file.path,
+                    data_change=False,
+                    deletion_timestamp=now_ms,
+                    size=file.size_bytes,
+                    partition_values=dict(file.partition),
+                )
+                for file in inputs
+            ]
+            actions += _additions(clock, [made], is_new=False)
+        columns = list(delta.metadata().partition_columns)
+        delta.create_write_transaction(actions, "append", delta.schema(), columns)
     sync_log(fs, table)
-    return Compaction(
-        table=table.name,
-        files_removed=int(done["numFilesRemoved"]),
-        files_added=int(done["numFilesAdded"]),
-    )
 
 
-def vacuum(table: PurePath, *, hours: int, dry_run: bool = False) -> list[str]:
-    """Remove files that no version of the last hours has, including those of killed tasks."""
+def unused_files(table: PurePath, *, hours: int) -> list[str]:
+    """Return the files that no version of the last hours has, including those of killed tasks."""
     with _told(table):
         return DeltaTable(str(table)).vacuum(
-            hours, dry_run=dry_run, enforce_retention_duration=False, full=True
+            hours, dry_run=True, enforce_retention_duration=False, full=True
         )
+
+
+def shorten_log(fs: FileSystem, table: PurePath, *, hours: int) -> None:
+    """Write a checkpoint of a table, and remove its versions from before the last hours."""
+    with _told(table):
+        delta = DeltaTable(str(table))
+        wanted = {"delta.logRetentionDuration": f"interval {hours} hours"}
+        if wanted.items() - delta.metadata().configuration.items():
+            delta.alter.set_table_properties(wanted)
+        delta.create_checkpoint()
+        delta.cleanup_metadata()
+    sync_log(fs, table)
 
 
 def columns_of(table: PurePath) -> list[tuple[str, str]]:

@@ -202,18 +202,20 @@ class _Writer:
 
 def write_file(fs: FileSystem, path: PurePath, rows: pa.Table) -> tuple[int, str]:
     """Write a file of a table, durably; return its size and its statistics for Delta."""
+    return write_tables(fs, path, rows.schema, [rows])
+
+
+def write_tables(
+    fs: FileSystem, path: PurePath, schema: pa.Schema, tables: Iterable[pa.Table]
+) -> tuple[int, str]:
+    """Write rows that come in parts to one file, as `write_file` does."""
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        rows,
-        sink,
-        compression="zstd",
-        row_group_size=_GROUP_ROWS,
-        use_dictionary=[
-            _WORDS if name == _LEVELS.name else name
-            for name in rows.schema.names
-            if name not in _UNIQUE
-        ],
-    )
+    words = [
+        _WORDS if name == _LEVELS.name else name for name in schema.names if name not in _UNIQUE
+    ]
+    with pq.ParquetWriter(sink, schema, compression="zstd", use_dictionary=words) as writer:
+        for rows in tables:
+            writer.write_table(rows, row_group_size=_GROUP_ROWS)
     data = sink.getvalue()
     create_directories(fs, path.parent)
     with fs.create(path) as file:

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from siltstone.cli.pipeline.stopping import Stop
 from siltstone.pipeline.jobs.rollup import RollupSettings
-from siltstone.pipeline.jobs.tier import TierSettings, TierStep, report_of
+from siltstone.pipeline.jobs.tier import TierReport, TierSettings, TierStep
 from siltstone.pipeline.jobs.upkeep import TableInfo
 from siltstone.pipeline.lake.delta import Compaction
 from tests.support.command_line import CommandLine
@@ -23,7 +28,7 @@ class FakeTierJob:
 
     def __init__(self, settings: TierSettings, run: str, *, steps: list[TierStep | None]) -> None:
         self.database = SimpleNamespace(name="messages")
-        self.settings, self.run, self.closed = settings, run, False
+        self.settings, self.run, self.closed, self.tidied = settings, run, False, 0
         self._steps = iter(steps)
 
     def step(self) -> TierStep | None:
@@ -31,6 +36,10 @@ class FakeTierJob:
             return next(self._steps)
         except StopIteration:
             raise KeyboardInterrupt from None
+
+    def tidy(self) -> list[Compaction]:
+        self.tidied += 1
+        return []
 
     def close(self) -> None:
         self.closed = True
@@ -54,7 +63,7 @@ def tiering(fakes: FakeJobs, *steps: TierStep | None) -> list[FakeTierJob]:
         TierSettings=TierSettings,
         TierJob=make,
         on_spark=lambda spark: f"on {spark}",
-        report_of=report_of,
+        TierReport=TierReport,
     )
     return jobs
 
@@ -93,9 +102,11 @@ def test_a_run_that_goes_on_ends_in_good_order_when_it_is_interrupted(
 ) -> None:
     jobs = tiering(fakes, STEP, None, STEP)
     waits: list[float] = []
-    monkeypatch.setattr("siltstone.cli.pipeline.pipeline.wait", waits.append)
-    done = siltstone("pipeline", "tier", "--continuous", "--interval", "0.5", "--json")
-    assert (done.status, waits, jobs[0].closed) == (0, [0.5], True)
+    monkeypatch.setattr(Stop, "wait", lambda _, seconds: waits.append(seconds))
+    done = siltstone("pipeline", "tier", "--continuous", "--freshness", "500ms", "--json")
+    assert (done.status, jobs[0].closed, jobs[0].tidied) == (0, True, 3)
+    assert len(waits) == 3
+    assert all(0 < seconds <= 0.5 for seconds in waits)
     assert done.document == {
         "database": "messages",
         "batches": 2,
@@ -120,7 +131,7 @@ def test_a_run_that_goes_on_and_finds_nothing_says_that_it_ended(
     siltstone: CommandLine, fakes: FakeJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiering(fakes, None)
-    monkeypatch.setattr("siltstone.cli.pipeline.pipeline.wait", lambda seconds: None)
+    monkeypatch.setattr(Stop, "wait", lambda _, seconds: None)
     done = siltstone("pipeline", "tier", "--continuous")
     assert (done.status, done.out) == (
         0,
@@ -243,3 +254,32 @@ def test_the_tables_of_the_lake_are_looked_after_and_listed(
             "columns": {"topic": "string", "plant": "string", "v": "double", "date": "date"},
         }
     ]
+
+
+def test_a_run_that_goes_on_finishes_its_batch_when_it_is_asked_to_stop(
+    siltstone: CommandLine, fakes: FakeJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = tiering(fakes, STEP, STEP)
+
+    def asked(_stop: Stop, _seconds: float) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Stop, "wait", asked)
+    done = siltstone("pipeline", "tier", "--continuous", "--json")
+    assert (done.status, done.document["batches"], jobs[0].closed) == (0, 1, True)
+
+
+def test_a_run_that_goes_on_may_be_stopped_before_spark_has_started(
+    siltstone: CommandLine, fakes: FakeJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiering(fakes, STEP)
+
+    @contextmanager
+    def interrupted(master: str, memory: str) -> Iterator[str]:
+        os.kill(os.getpid(), signal.SIGINT)
+        yield "spark"
+
+    monkeypatch.setattr("siltstone.cli.pipeline.pipeline.session", interrupted)
+    done = siltstone("pipeline", "tier", "--continuous")
+    assert (done.status, done.err) == (0, "")
+    assert done.out.startswith("stopped; no new rows arrived")

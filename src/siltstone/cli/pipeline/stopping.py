@@ -1,0 +1,52 @@
+"""The end of a job that runs until it is stopped: a signal lets it finish its batch first."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
+from types import FrameType
+from typing import Final
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop:
+    """Whether a job was asked to stop. A second signal interrupts it at once."""
+
+    def __init__(self) -> None:
+        self._event = Event()
+
+    @property
+    def asked(self) -> bool:
+        """Whether the job was asked to stop."""
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait, until the job is asked to stop at the latest."""
+        self._event.wait(seconds)
+
+    def listen(self) -> None:
+        """Take the signals; Spark takes SIGINT for itself when it starts."""
+        for number in _SIGNALS:
+            signal.signal(number, self._asked)
+
+    def _asked(self, _number: int, _frame: FrameType | None) -> None:
+        if self._event.is_set():
+            raise KeyboardInterrupt
+        self._event.set()
+
+
+@contextmanager
+def stopping(*, listens: bool) -> Iterator[Stop]:
+    """Yield the wish to stop, which signals set; without `listens` they keep their meaning."""
+    stop = Stop()
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    if listens:
+        stop.listen()
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
