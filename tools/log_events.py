@@ -125,6 +125,9 @@ MEANINGS: Final = {
     "read_planned": "Spark has planned a batch query; `plan` says how much it reads.",
     "reclaim_failed": "Slabs of delivered messages could not be removed; the broker tries again.",
     "reloaded": "SIGHUP: users, rights and certificates were read again.",
+    "tier_job_ended": "The tier job ended; the broker starts it again after `retry_seconds`.",
+    "tier_job_started": "The broker has started the tier job.",
+    "tier_job_stopped": "The broker has stopped the tier job, because it stops itself.",
     "retained_log_compacted": "The log of retained messages was compacted.",
     "retained_log_compaction_failed": "The log of retained messages could not be compacted; the "
     "broker tries again later.",

@@ -14,7 +14,7 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -73,6 +73,8 @@ if TYPE_CHECKING:
     from siltstone.topiclog.server import TopicLogServer
 
 _LOG: Final = logging.getLogger("siltstone.server")
+# Something that runs beside the broker until it is cancelled.
+Job = Callable[[], Coroutine[object, object, None]]
 # The exit status of every command that failed.
 STORE_FAILED: Final = 3
 # Signals that request an action. Their default action would end the process.
@@ -112,6 +114,7 @@ def run_server(
     *,
     allow_empty: bool = False,
     started: Callable[[list[Listener]], None] | None = None,
+    beside: Sequence[Job] = (),
 ) -> int:
     """Run the broker until SIGTERM or SIGINT, or until the store fails; return the exit status.
 
@@ -120,7 +123,7 @@ def run_server(
     it again.
 
     If a snapshot should exist but none is valid, the broker starts only with `allow_empty`. It
-    calls `started` when it listens.
+    calls `started` when it listens. The jobs `beside` it run until it stops.
 
     Raises: SiltstoneError if it cannot start, or cannot write its last snapshot.
     """
@@ -147,7 +150,7 @@ def run_server(
                 cluster=cluster,
             )
             try:
-                uvloop.run(server.run(started))
+                uvloop.run(server.run(started, beside))
             finally:
                 # The handlers ended with the loop, but the store must still be closed.
                 for number in _ASKING:
@@ -285,7 +288,11 @@ class Server:
         self._failure: tuple[str, Exception] | None = None
         self._reloading: set[asyncio.Task[None]] = set()
 
-    async def run(self, started: Callable[[list[Listener]], None] | None = None) -> None:
+    async def run(
+        self,
+        started: Callable[[list[Listener]], None] | None = None,
+        beside: Sequence[Job] = (),
+    ) -> None:
         """Serve until a signal, a failure of the store or `stop` ends it."""
         loop = asyncio.get_running_loop()
         limit = raise_file_limit()
@@ -333,7 +340,7 @@ class Server:
                 publishing = group.create_task(sys_topics.run())
                 saving = group.create_task(snapshots.run())
                 linking = [group.create_task(link.run()) for link in links]
-                await self._stopping.wait()
+                await self._run_beside(group, beside)
                 await self._stop(broker)
                 upkeep.cancel()
                 publishing.cancel()
@@ -365,6 +372,13 @@ class Server:
             return await asyncio.to_thread(cluster.status)
 
         return {"cluster-status": status}
+
+    async def _run_beside(self, group: asyncio.TaskGroup, jobs: Sequence[Job]) -> None:
+        """Run jobs until the broker is to stop; they end while it does."""
+        running = [group.create_task(job()) for job in jobs]
+        await self._stopping.wait()
+        for task in running:
+            task.cancel()
 
     def tell_failure(self) -> tuple[str, Exception] | None:
         """Return the failure of the store, if there is one; log it once."""

@@ -31,6 +31,7 @@ from siltstone.broker.settings.kinds import (
     wrong,
 )
 from siltstone.broker.settings.storage import SessionSettings, ShareSettings, Storage
+from siltstone.broker.settings.tier import TierProcessSettings
 from siltstone.broker.settings.topiclog import TopicLogSettings
 from siltstone.clock import CONFIRM_SECONDS, JUMP_SECONDS
 from siltstone.store.slab.settings import DatabaseSettings
@@ -474,6 +475,9 @@ class BrokerSettings(Settings):
     )
     log: LogSettings = Field(default=LogSettings(), description="Log of the broker.")
     flight: FlightSettings = Field(default=FlightSettings(), description="Arrow Flight.")
+    tier: TierProcessSettings = Field(
+        default=TierProcessSettings(), description="Delta tables of the messages."
+    )
     topiclog: TopicLogSettings = Field(default=TopicLogSettings(), description="Topic logs.")
     cluster: ClusterSettings = Field(default=ClusterSettings(), description="Cluster of sites.")
     listeners: tuple[ListenerSettings, ...] = Field(
@@ -514,6 +518,7 @@ class BrokerSettings(Settings):
             (("topiclog", "enabled"), self.topiclog.enabled),
             (("cluster", "name"), self.cluster.enabled),
             (("flight", "enabled"), self.flight.enabled),
+            (("tier", "continuous"), self.tier.continuous),
         ):
             if enabled:
                 raise wrong('needs persistence = "store"', *key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Final
@@ -33,6 +34,7 @@ from siltstone.cli.mqtt.config import (
 from siltstone.cli.opening import holder_named
 from siltstone.cli.options import DATA_DEFAULT
 from siltstone.cli.output.output import console_on, counted, facts, print_on
+from siltstone.cli.pipeline.supervise import supervise, tier_command
 from siltstone.client.target import PORT
 from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem
@@ -114,7 +116,11 @@ def serve(
 
     with holder_named(place):
         status = run_server(
-            settings, early, allow_empty=allow_empty, started=started if is_watched else None
+            settings,
+            early,
+            allow_empty=allow_empty,
+            started=started if is_watched else None,
+            beside=[partial(supervise, tier_command(settings))] if settings.tier.continuous else (),
         )
     if status:
         raise typer.Exit(status)

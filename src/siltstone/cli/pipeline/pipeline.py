@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -68,6 +69,10 @@ def tier(
             min=0,
         ),
     ] = 168,
+    supervised: Annotated[
+        bool,
+        typer.Option("--supervised", help="End when the standard input ends.", hidden=True),
+    ] = False,
     interval: Annotated[
         float | None,
         typer.Option(
@@ -107,6 +112,8 @@ def tier(
     pace = parse_duration(freshness, "--freshness") if interval is None else interval
     report, database = jobs.TierReport(), settings.database
     with stopping(listens=continuous) as stop:
+        if supervised:
+            stop.watch(sys.stdin.buffer)
         try:
             with session(master, memory) as spark:
                 if continuous:

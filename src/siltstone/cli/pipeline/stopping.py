@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Event
+from threading import Event, Thread
 from types import FrameType
-from typing import Final
+from typing import IO, Final
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -32,6 +32,16 @@ class Stop:
         for number in _SIGNALS:
             signal.signal(number, self._asked)
 
+    def watch(self, stream: IO[bytes]) -> None:
+        """Stop when a stream ends: that of the process that started this one."""
+
+        def read() -> None:
+            while stream.read(1):
+                pass
+            self._event.set()
+
+        Thread(target=read, daemon=True).start()
+
     def _asked(self, _number: int, _frame: FrameType | None) -> None:
         if self._event.is_set():
             raise KeyboardInterrupt
@@ -49,4 +59,5 @@ def stopping(*, listens: bool) -> Iterator[Stop]:
         yield stop
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # None stands for a handler that Python did not set.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import logging
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -23,11 +23,19 @@ class FakeServer:
         self.runs: list[BrokerSettings] = []
         self.allows_empty: list[bool] = []
         self.status = 0
+        self.beside = 0
         self.error: Exception | None = None
 
     def __call__(
-        self, settings: BrokerSettings, _early: object, *, allow_empty: bool, started: object
+        self,
+        settings: BrokerSettings,
+        _early: object,
+        *,
+        allow_empty: bool,
+        started: object,
+        beside: Sequence[object],
     ) -> int:
+        self.beside = len(beside)
         assert started is None, "nobody sits at a terminal"
         self.runs.append(settings)
         self.allows_empty.append(allow_empty)
@@ -193,3 +201,14 @@ def test_check_reads_the_files_that_the_settings_name(siltstone: CommandLine) ->
     outcome = siltstone("serve", "--check", "--set", "access.password_file=/nonexistent/users")
     assert (outcome.status, outcome.out) == (2, "")
     assert "/nonexistent/users" in outcome.err
+
+
+def test_the_tier_job_runs_beside_the_broker_if_it_is_asked_for(
+    siltstone: CommandLine, server: FakeServer
+) -> None:
+    assert siltstone("serve").status == 0
+    assert server.beside == 0
+    assert siltstone("serve", "--set", "tier.continuous=true").status == 0
+    assert server.beside == 1
+    done = siltstone("serve", "--set", "tier.continuous=true", "--set", "persistence=snapshot")
+    assert (done.status, "tier.continuous" in done.err) == (2, True)
