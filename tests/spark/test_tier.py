@@ -73,11 +73,19 @@ def test_any_reader_of_delta_reads_the_tables(
     )
     place = str(lake_of(path) / "plant_oven")
     rows = DeltaTable(place).to_pyarrow_table()
-    columns = ["plant", "oven", "value", "unit", "at_x", "extra", "date"]
-    assert rows.column_names[-7:] == columns
+    columns = ["plant", "oven", "value", "unit", "at_x", "extra", "_rescued", "date"]
+    assert rows.column_names[-8:] == columns
     one = [row for row in rows.to_pylist() if row["extra"]]
     assert [{name: row[name] for name in columns[:-1]} for row in one] == [
-        {"plant": "1", "oven": "1", "value": 0.5, "unit": "C", "at_x": 1.0, "extra": True}
+        {
+            "plant": "1",
+            "oven": "1",
+            "value": 0.5,
+            "unit": "C",
+            "at_x": 1.0,
+            "extra": True,
+            "_rescued": None,
+        }
     ]
     assert one[0]["date"] == one[0]["timestamp"].date()
     dataset = DeltaTable(place).to_pyarrow_dataset()  # noqa: F841 - DuckDB finds it by its name

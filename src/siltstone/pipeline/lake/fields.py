@@ -1,14 +1,16 @@
 """The fields of decoded payloads, their types, and their columns.
 
 A number is a double: a value of 21 today may be 21.5 tomorrow, and a column cannot change its type.
-The fields of nested objects are columns too: a_b for b in a. An array of one plain type becomes an
-array. Other arrays, and fields that were always null, stay in the payload.
+Integers that a double would change are a bigint or a decimal. The fields of nested objects are
+columns too: a_b for b in a. An array of one plain type becomes an array. Other arrays, and fields
+that were always null, stay in the payload.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,6 +24,7 @@ KINDS: Final[Mapping[str, pa.DataType]] = {
     "bigint": pa.int64(),
     "boolean": pa.bool_(),
     "string": pa.string(),
+    "decimal(38,0)": pa.decimal128(38, 0),
     "timestamp": pa.timestamp("us", tz="UTC"),
     "array<double>": pa.list_(pa.float64()),
     "array<bigint>": pa.list_(pa.int64()),
@@ -29,6 +32,20 @@ KINDS: Final[Mapping[str, pa.DataType]] = {
     "array<string>": pa.list_(pa.string()),
 }
 Path = tuple[str, ...]
+# The largest integer up to which a double is exact.
+EXACT_MAX: Final = 1 << 53
+_INT64: Final = range(-(1 << 63), 1 << 63)
+_DECIMAL: Final = 10**38
+# An integer that a double holds exactly; a column of these is a double.
+_SMALL: Final = "integer"
+_WIDER: Final[Mapping[frozenset[str], str]] = {
+    frozenset({_SMALL, "double"}): "double",
+    frozenset({_SMALL, "bigint"}): "bigint",
+    frozenset({_SMALL, "decimal(38,0)"}): "decimal(38,0)",
+    frozenset({"bigint", "decimal(38,0)"}): "decimal(38,0)",
+    frozenset({"bigint", "double"}): "double",
+    frozenset({"decimal(38,0)", "double"}): "double",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +114,7 @@ def paths_of_type(kind: pa.StructType, above: Path = ()) -> Iterable[tuple[Path,
 
 
 def paths_of_value(value: Mapping[str, Any], above: Path = ()) -> Iterable[tuple[Path, str]]:
-    """Yield the fields of one document that can be columns."""
+    """Yield the fields of one document that can be columns; `wider` and `settled` complete them."""
     for name, item in value.items():
         if not _is_text(name):
             continue
@@ -118,16 +135,50 @@ def _kind_of_value(value: Any) -> str | None:
     match value:
         case bool():
             return "boolean"
-        case int() | float():
+        case int():
+            return _kind_of_integer(value)
+        case float():
             return "double"
         case str():
             return "string"
         case list():
             kinds = {_kind_of_value(item) for item in value if item is not None}
-            element = kinds.pop() if len(kinds) == 1 else None
-            return None if element is None or element.startswith("array") else f"array<{element}>"
+            element = _one_kind(kinds) if kinds and None not in kinds else None
+            return None if f"array<{settled(element)}>" not in KINDS else f"array<{element}>"
         case _:
             return None
+
+
+def _kind_of_integer(value: int) -> str:
+    if abs(value) <= EXACT_MAX:
+        return _SMALL
+    if value in _INT64:
+        return "bigint"
+    return "decimal(38,0)" if abs(value) < _DECIMAL else "string"
+
+
+def _one_kind(kinds: Iterable[str | None]) -> str | None:
+    """Return the kind that holds all of these kinds; None if there is none."""
+
+    def widened(one: str | None, other: str | None) -> str | None:
+        if one == other or one is None or other is None:
+            return one if one == other else None
+        return _WIDER.get(frozenset({one, other}))
+
+    return reduce(widened, kinds)
+
+
+def wider(one: str, other: str) -> str:
+    """Return the kind that holds the numbers of both; the first if one is not a number."""
+    if one.startswith("array<") and other.startswith("array<"):
+        element = _WIDER.get(frozenset({one[6:-1], other[6:-1]}))
+        return one if f"array<{settled(element)}>" not in KINDS else f"array<{element}>"
+    return _WIDER.get(frozenset({one, other}), one)
+
+
+def settled(kind: str | None) -> str | None:
+    """Return the column type of a kind: small integers become doubles."""
+    return None if kind is None else kind.replace(_SMALL, "double")
 
 
 def extended(

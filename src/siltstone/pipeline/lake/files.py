@@ -21,11 +21,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from siltstone.errors import UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import create_directories
 from siltstone.pipeline.lake.fields import KINDS, Path
 from siltstone.pipeline.lake.names import DEAD_LETTER, ROW_COLUMNS
-from siltstone.pipeline.lake.payloads import Decoded, chained, decode_rows, reason_of, text_columns
+from siltstone.pipeline.lake.payloads import (
+    Decoded,
+    chained,
+    decode_rows,
+    reason_of,
+    rescue_columns,
+    text_columns,
+)
 from siltstone.pipeline.lake.rules import Partition, Rule, Rules
 from siltstone.scan.columns.levels import ROWS_MAX, level_lists
 from siltstone.scan.columns.schema import table_schema
@@ -113,6 +121,8 @@ def _decoded_schema(rule: Rule) -> pa.Schema:
     extra = [pa.field(name, pa.string()) for name in rule.levels]
     extra += [pa.field(name, kind) for name, kind in text_columns(rule.decode).items()]
     extra += [pa.field(item.column, KINDS[item.kind]) for item in rule.fields]
+    rescue = rescue_columns(rule.decode, rule.drift)
+    extra += [pa.field(name, kind) for name, kind in rescue.items()]
     return pa.schema([*ROW_SCHEMA, *extra])
 
 
@@ -256,7 +266,15 @@ def _by_rule(batch: pa.RecordBatch, rules: Rules) -> Iterator[tuple[Rule, pa.Rec
 
 def _decode(chunk: pa.Table, rule: Rule) -> Decoded:
     payload = _array(chunk, "payload")
-    return decode_rows(payload, rule.decode, rule.fields)
+    decoded = decode_rows(payload, rule.decode, rule.fields, rule.drift)
+    if rule.drift == "reject" and decoded.bad is not None:
+        dead = chunk.filter(decoded.bad).slice(0, 1).to_pylist()[0]
+        reason = reason_of(dead["payload"], rule.decode, rule.fields)
+        raise UsageError(
+            f"table {rule.table} rejects a payload of {dead['topic']!r}: {reason}; correct the "
+            f"rule of {rule.filter!r} in rules.toml, or set its drift to rescue"
+        )
+    return decoded
 
 
 def _array(chunk: pa.Table, name: str) -> pa.Array:

@@ -164,7 +164,10 @@ def _decoded(values: Mapping[str, Any], name: str) -> Ledger:
             number=opened["batch"],
             start=_numbered(opened["start"]),
             stop=_numbered(opened["stop"]),
-            rules=rules_from_json(opened["rules"], name),
+            # An earlier version opened a batch without the key; its misfits were dead letters.
+            rules=rules_from_json(
+                [{"drift": "dead_letter"} | rule for rule in opened["rules"]], name
+            ),
         ),
     )
 

@@ -3,6 +3,9 @@
 The result for a payload depends only on the payload and the rule, not on its neighbours, so a
 repeated batch has the same result. Fields that a rule does not name yet are reported and not
 dropped: the caller adds them and decodes again.
+
+A document with a value that does not fit its column stays in its table if the policy is `rescue`:
+the column is NULL, and `_rescued` has the value, as JSON by the path of the field.
 """
 
 from __future__ import annotations
@@ -23,23 +26,29 @@ import pyarrow.json as pj
 from siltstone.errors import UsageError
 from siltstone.pipeline.lake.cbor import decode_cbor
 from siltstone.pipeline.lake.fields import (
+    EXACT_MAX,
     KINDS,
     Field,
     Path,
     column_of,
     paths_of_type,
     paths_of_value,
+    settled,
     struct_of,
+    wider,
 )
 from siltstone.pipeline.lake.msgpack import decode_msgpack
+from siltstone.pipeline.lake.rescue import mend
 from siltstone.scan.columns.payloads import decode_payload, is_object, trimmed
 
 Decoder = Literal["json", "cbor", "msgpack", "text", "raw"]
 DECODERS: Final[tuple[Decoder, ...]] = ("json", "cbor", "msgpack", "text", "raw")
+# What happens to a document with a value that does not fit its column.
+Drift = Literal["rescue", "dead_letter", "reject"]
+DRIFTS: Final[tuple[Drift, ...]] = ("rescue", "dead_letter", "reject")
 TEXT: Final = "text"
+RESCUED: Final = "_rescued"
 REASON_MAX: Final = 300
-# If Arrow cannot infer the fields of a whole column, this many payloads are decoded singly.
-_LOOKED_AT: Final = 2000
 _MOST: Final = 0.8
 # Payloads with this many brackets are not parsed with inferred types.
 _DEEP: Final = 500
@@ -61,7 +70,9 @@ class Decoded:
     found: tuple[tuple[Path, str], ...] = ()
 
 
-def decode_rows(payload: pa.Array, decoder: Decoder, fields: Sequence[Field]) -> Decoded:
+def decode_rows(
+    payload: pa.Array, decoder: Decoder, fields: Sequence[Field], drift: Drift = "dead_letter"
+) -> Decoded:
     """Decode a column of payloads."""
     match decoder:
         case "raw":
@@ -71,14 +82,19 @@ def decode_rows(payload: pa.Array, decoder: Decoder, fields: Sequence[Field]) ->
             bad = text.is_null() if text.null_count else None
             return Decoded(columns={TEXT: text}, bad=bad)
         case "json":
-            return _decode_objects(payload, fields)
+            return _decode_objects(payload, fields, drift)
         case "cbor" | "msgpack":
-            return _decode_objects(_as_json(payload, _BINARY[decoder]), fields)
+            return _decode_objects(_as_json(payload, _BINARY[decoder]), fields, drift)
 
 
 def text_columns(decoder: Decoder) -> dict[str, pa.DataType]:
     """Return the columns that a decoder always produces."""
     return {TEXT: pa.string()} if decoder == "text" else {}
+
+
+def rescue_columns(decoder: Decoder, drift: Drift) -> dict[str, pa.DataType]:
+    """Return the column for values that do not fit theirs, which comes last."""
+    return {RESCUED: pa.string()} if drift == "rescue" and decoder not in ("text", "raw") else {}
 
 
 def reason_of(payload: bytes, decoder: Decoder, fields: Sequence[Field]) -> str:
@@ -179,39 +195,75 @@ def find_fields(payloads: Iterable[bytes], decoder: Decoder) -> list[tuple[Path,
         except (ValueError, RecursionError, UsageError):
             continue
         for path, kind in paths:
-            found.setdefault(path, kind)
-    return list(found.items())
+            found[path] = wider(found.get(path, kind), kind)
+    return [(path, settled(kind) or kind) for path, kind in found.items()]
 
 
-def _decode_objects(payload: pa.Array, fields: Sequence[Field]) -> Decoded:
+def _decode_objects(payload: pa.Array, fields: Sequence[Field], drift: Drift) -> Decoded:
     kind = struct_of(fields)
     text = trimmed(payload)
     table = _parse_whole(text, kind)
     known = {field.path for field in fields}
     if table is not None:
-        struct = pa.StructArray.from_arrays(
-            [table.column(number).combine_chunks() for number in range(table.num_columns)],
-            fields=list(table.schema),
-        )
-        found = paths_of_type(struct.type)
-        return Decoded(columns=_columns(struct, fields), found=_new(found, known))
-    bad, columns = _decode_one_by_one(text, kind, fields)
-    return Decoded(columns=columns, bad=bad, found=_new(_fields_of_good(text, bad, kind), known))
+        struct = _struct_of_table(table)
+        columns = _columns(struct, fields)
+        found = _new(_fields_of_table(struct, text), known)
+        odd = _inexact(columns, fields) if drift == "rescue" else None
+        if odd is None:
+            more = {RESCUED: pa.nulls(len(text), pa.string())} if drift == "rescue" else {}
+            return Decoded(columns=columns | more, found=found)
+    else:
+        found = None
+    return _decode_one_by_one(text, fields, drift, found)
+
+
+def _struct_of_table(table: pa.Table) -> pa.StructArray:
+    return pa.StructArray.from_arrays(
+        [table.column(number).combine_chunks() for number in range(table.num_columns)],
+        fields=list(table.schema),
+    )
+
+
+def _fields_of_table(struct: pa.StructArray, text: pa.Array) -> Iterable[tuple[Path, str]]:
+    """Return the fields that Arrow inferred; integers that doubles would change are looked at."""
+    if _has_large(struct):
+        return find_fields(text.to_pylist(), "json")
+    return paths_of_type(struct.type)
+
+
+def _has_large(column: pa.Array) -> bool:
+    """Return whether a number in a column may be an integer that a double would change."""
+    if pa.types.is_struct(column.type):
+        return any(_has_large(part) for part in column.flatten())
+    if pa.types.is_list(column.type):
+        return _has_large(column.flatten())
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        return False
+    bounds = pc.min_max(column).as_py()
+    return any(bound is not None and abs(bound) >= EXACT_MAX for bound in bounds.values())
+
+
+def _inexact(columns: Mapping[str, pa.Array], fields: Sequence[Field]) -> pa.Array | None:
+    """Return the rows with doubles that may have been larger integers; None if there are none."""
+    odd: pa.Array | None = None
+    for field in fields:
+        column = columns[field.column]
+        if field.kind == "double" and _has_large(column):
+            large = pc.fill_null(pc.greater_equal(pc.abs(column), float(EXACT_MAX)), False)  # noqa: FBT003 - by position only
+            odd = large if odd is None else pc.or_(odd, large)
+    return odd
 
 
 def _fields_of_good(
     text: pa.Array, bad: pa.Array | None, kind: pa.StructType
 ) -> Iterable[tuple[Path, str]]:
-    """Return the fields of the rows that can be decoded.
-
-    If the types of rows contradict each other, only the first rows are used.
-    """
+    """Return the fields of the rows that can be decoded."""
     if bad is not None:
         text = text.filter(pc.invert(bad))
-        table = _parse_whole(text, kind) if len(text) else None
-        if table is not None:
-            return paths_of_type(pa.struct(list(table.schema)))
-    return find_fields(text.slice(0, _LOOKED_AT).to_pylist(), "json")
+    table = _parse_whole(text, kind) if len(text) else None
+    if table is not None:
+        return _fields_of_table(_struct_of_table(table), text)
+    return find_fields(text.to_pylist(), "json")
 
 
 def _new(found: Iterable[tuple[Path, str]], known: set[Path]) -> tuple[tuple[Path, str], ...]:
@@ -254,12 +306,44 @@ def _is_deep(text: pa.Array) -> bool:
 
 
 def _decode_one_by_one(
-    text: pa.Array, kind: pa.StructType, fields: Sequence[Field]
-) -> tuple[pa.Array | None, dict[str, pa.Array]]:
-    """Decode the rows that can be decoded; return the bad rows (None for none), and the columns."""
+    text: pa.Array,
+    fields: Sequence[Field],
+    drift: Drift,
+    found: tuple[tuple[Path, str], ...] | None,
+) -> Decoded:
+    """Decode the rows that can be decoded, and rescue the values that do not fit."""
+    kind = struct_of(fields)
+    rescued: dict[str, pa.Array] = {}
     struct = decode_payload(text, kind if kind.num_fields else _NOTHING)
+    if drift == "rescue":
+        columns = _columns(struct, fields)
+        odd, large = struct.is_null(), _inexact(columns, fields)
+        odd = odd if large is None else pc.or_(odd, large)
+        text, beside = _rescued(text, odd, fields)
+        rescued = {RESCUED: beside}
+        struct = decode_payload(text, kind if kind.num_fields else _NOTHING)
     bad = struct.is_null()
-    return (bad if bad.true_count else None), _columns(struct, fields)
+    good = bad if bad.true_count else None
+    if found is None:
+        found = _new(_fields_of_good(text, good, kind), {field.path for field in fields})
+    return Decoded(columns=_columns(struct, fields) | rescued, bad=good, found=found)
+
+
+def _rescued(text: pa.Array, odd: pa.Array, fields: Sequence[Field]) -> tuple[pa.Array, pa.Array]:
+    """Return the rows without values that do not fit, and these values as JSON by path."""
+    kind = struct_of(fields)
+    places = pc.indices_nonzero(odd).to_pylist()
+    payloads = text.to_pylist()
+    beside: list[str | None] = [None] * len(text)
+    for place in places:
+        mended = mend(payloads[place], fields)
+        if mended is None:
+            continue
+        # A text that is not a time, for example, is refused by the parser only.
+        if fields and decode_payload(pa.array([mended[0]], pa.binary()), kind).null_count:
+            mended = mend(payloads[place], fields, every=True) or mended
+        payloads[place], beside[place] = mended
+    return pa.array(payloads, pa.binary()), pa.array(beside, pa.string())
 
 
 def _as_json(payload: pa.Array, decode: Callable[[bytes], Any]) -> pa.Array:
@@ -295,13 +379,14 @@ def _fits(value: Any, field: Field) -> bool:
     kinds: Mapping[str, tuple[type, ...]] = {
         "double": (int, float),
         "bigint": (int,),
+        "decimal(38,0)": (int,),
         "boolean": (bool,),
-        "string": (str,),
+        "string": (object,),
         "timestamp": (str,),
     }
     if field.kind in kinds:
         fitting = isinstance(value, kinds[field.kind])
-        return fitting and (field.kind == "boolean" or not isinstance(value, bool))
+        return fitting and (field.kind in ("boolean", "string") or not isinstance(value, bool))
     return isinstance(value, list) and all(
         item is None or _fits(item, Field(path=(), column="", kind=field.kind[6:-1]))
         for item in value

@@ -28,7 +28,7 @@ from siltstone.pipeline.lake.names import (
     plain_name,
     table_name,
 )
-from siltstone.pipeline.lake.payloads import DECODERS, Decoder, text_columns
+from siltstone.pipeline.lake.payloads import DECODERS, DRIFTS, Decoder, Drift, text_columns
 from siltstone.topic.grammar import TopicFilter
 
 RULES: Final = "rules.toml"
@@ -39,7 +39,9 @@ TITLE: Final = """\
 #
 #   filter     an MQTT topic filter          table    the name of the table
 #   levels     a column for each + of the filter, in order
-#   decode     json, cbor, msgpack, text or raw; a payload that does not fit goes to dead_letter
+#   decode     json, cbor, msgpack, text or raw; a payload that is none of it goes to dead_letter
+#   drift      what happens to a value that does not fit its column: rescue (the column is NULL,
+#              and _rescued has the value), dead_letter (the row goes there), or reject (tier stops)
 #   partition  day or hour, when the table is made
 #   fields     paths in the payload, with their columns and types
 #   learned    made by `siltstone pipeline tier`; rules without it stand first, and win
@@ -62,6 +64,7 @@ class Rule:
     partition: Partition = "day"
     fields: tuple[Field, ...] = ()
     learned: bool = False
+    drift: Drift = "rescue"
 
     def level_places(self) -> list[int]:
         """Return the indexes of the topic levels that become columns."""
@@ -85,6 +88,7 @@ class Rule:
             "decode": self.decode,
             "partition": self.partition,
             "learned": self.learned,
+            "drift": self.drift,
             "fields": [
                 {"path": list(field.path), "column": field.column, "type": field.kind}
                 for field in self.fields
@@ -280,7 +284,7 @@ def rules_from_json(values: Sequence[Mapping[str, Any]], name: str) -> Rules:
 
 
 def _read_rule(value: Mapping[str, Any], name: str) -> Rule:
-    known = {"filter", "table", "levels", "decode", "partition", "learned", "fields"}
+    known = {"filter", "table", "levels", "decode", "partition", "learned", "drift", "fields"}
     if unknown := sorted(set(value) - known):
         raise UsageError(
             f"{name}: unknown key {unknown[0]!r} (supported: {', '.join(sorted(known))})"
@@ -307,6 +311,7 @@ def _read_rule(value: Mapping[str, Any], name: str) -> Rule:
         partition=partition,
         fields=tuple(_read_field(item, name) for item in value.get("fields", [])),
         learned=bool(value.get("learned", False)),
+        drift=_one_of(value.get("drift", "rescue"), DRIFTS, f"{name}: drift"),
     )
     _check_columns(rule, name)
     return rule

@@ -124,7 +124,7 @@ def _parser(kind: pa.DataType) -> Callable[[pa.Array], pa.Array | None]:
     return parse
 
 
-class _Number(str):
+class Number(str):
     """A number of a document, with its digits as they were sent."""
 
     __slots__ = ()
@@ -141,17 +141,22 @@ def _has_text(kind: pa.DataType) -> bool:
 def _with_text(payload: bytes, kind: pa.DataType) -> bytes:
     """Return a payload in which each value of a string field is text."""
     try:
-        document = loads(
-            payload,
-            parse_int=_Number,
-            parse_float=_Number,
-            parse_constant=_Number,
-            object_pairs_hook=_distinct,
-        )
+        document = exact_document(payload)
         changed = _as_text(document, kind)
-        return payload if changed is document else _json_of(changed).encode()
+        return payload if changed is document else json_text(changed).encode()
     except (ValueError, RecursionError):
         return payload
+
+
+def exact_document(payload: bytes) -> Any:
+    """Return a document whose numbers are `Number`. Raises: ValueError, RecursionError."""
+    return loads(
+        payload,
+        parse_int=Number,
+        parse_float=Number,
+        parse_constant=Number,
+        object_pairs_hook=_distinct,
+    )
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -167,9 +172,9 @@ def _as_text(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if pa.types.is_string(kind):
-        if isinstance(value, str) and not isinstance(value, _Number):
+        if isinstance(value, str) and not isinstance(value, Number):
             return value
-        return str(_json_of(value))
+        return json_text(value)
     if pa.types.is_struct(kind) and isinstance(value, dict):
         changes = {
             field.name: after
@@ -187,16 +192,17 @@ def _as_text(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def _json_of(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """Return an exact document as JSON, with its numbers as they were sent."""
     match value:
-        case _Number():
+        case Number():
             return str(value)
         case dict():
             return (
-                f"{{{','.join(f'{dumps(key)}:{_json_of(item)}' for key, item in value.items())}}}"
+                f"{{{','.join(f'{dumps(key)}:{json_text(item)}' for key, item in value.items())}}}"
             )
         case list():
-            return f"[{','.join(map(_json_of, value))}]"
+            return f"[{','.join(map(json_text, value))}]"
         case _:
             return dumps(value)
 

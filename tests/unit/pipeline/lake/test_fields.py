@@ -26,11 +26,11 @@ DOCUMENT = {
     "empty": [],
 }
 PATHS = [
-    (("n",), "double"),
+    (("n",), "integer"),
     (("f",), "double"),
     (("s",), "string"),
     (("b",), "boolean"),
-    (("o", "p", "q"), "double"),
+    (("o", "p", "q"), "integer"),
     (("l",), "array<double>"),
 ]
 
@@ -93,4 +93,4 @@ def test_fields_make_a_type_and_come_out_of_it_again() -> None:
 
 def test_half_a_character_names_no_column() -> None:
     found = paths_of_value({"\ud800": 1, "a": {"b\udc00": {"c": 1}, "d": 1}, "\U0001f600": 1})
-    assert list(found) == [(("a", "d"), "double"), (("\U0001f600",), "double")]
+    assert list(found) == [(("a", "d"), "integer"), (("\U0001f600",), "integer")]

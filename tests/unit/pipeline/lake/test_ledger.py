@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from pathlib import PurePath
 
 import pytest
 
 from siltstone.errors import CorruptionError, UsageError
 from siltstone.fs.memory import MemoryFileSystem
+from siltstone.fs.publish import replace_file
 from siltstone.pipeline.lake.ledger import (
     LEDGER,
     Ledger,
@@ -79,3 +81,15 @@ def test_a_later_version_is_refused() -> None:
         file.write(data)
     with pytest.raises(UsageError, match="unknown version 2 of"):
         read_ledger(fs, LAKE, "i")
+
+
+def test_a_batch_that_an_earlier_version_opened_is_finished_by_its_own_rules() -> None:
+    fs = MemoryFileSystem()
+    rules = Rules([Rule(filter="a", table="a", decode="json")])
+    write_ledger(fs, LAKE, Ledger(identity="i").opened({}, {0: 1}, rules))
+    content = json.loads(fs.read(LAKE / "ledger.json"))
+    assert content["open"]["rules"][0].pop("drift") == "rescue"
+    replace_file(fs, LAKE / "ledger.json", json.dumps(content).encode())
+    opened = read_ledger(fs, LAKE, "i").open
+    assert opened is not None
+    assert [rule.drift for rule in opened.rules.rules] == ["dead_letter"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -162,3 +163,65 @@ def test_the_reason_names_the_field(payload: bytes, field: Field, reason: str) -
 def test_what_several_found_is_kept_once_by_its_first_type() -> None:
     parts = [[(("a",), "double")], [(("a",), "string"), (("b",), "string")]]
     assert chained(parts) == [(("a",), "double"), (("b",), "string")]
+
+
+WHOLE = Field(path=("id",), column="id", kind="bigint")
+HUGE = Field(path=("h",), column="h", kind="decimal(38,0)")
+WORD = Field(path=("s",), column="s", kind="string")
+TIME = Field(path=("t",), column="t", kind="timestamp")
+
+
+def rescued(*payloads: bytes, fields: tuple[Field, ...]) -> tuple[dict[str, list[Any]], list[int]]:
+    found = decode_rows(pa.array(payloads, pa.binary()), "json", fields, "rescue")
+    bad = [] if found.bad is None else [n for n, item in enumerate(found.bad.to_pylist()) if item]
+    return {name: item.to_pylist() for name, item in found.columns.items()}, bad
+
+
+@pytest.mark.parametrize(
+    ("payload", "fields", "columns", "beside"),
+    [
+        (b'{"v": 1.5}', (VALUE,), {"v": 1.5}, None),
+        (b'{"v": "offline"}', (VALUE,), {"v": None}, '{"v":"offline"}'),
+        (b'{"v": true, "s": 21.50}', (VALUE, WORD), {"v": None, "s": "21.50"}, '{"v":true}'),
+        (b'{"v": 9007199254740993}', (VALUE,), {"v": None}, '{"v":9007199254740993}'),
+        (b'{"v": 9007199254740992}', (VALUE,), {"v": 2.0**53}, None),
+        (b'{"v": 1e300}', (VALUE,), {"v": 1e300}, None),
+        (b'{"id": 9007199254740993}', (WHOLE,), {"id": (1 << 53) + 1}, None),
+        (b'{"id": 21.5}', (WHOLE,), {"id": None}, '{"id":21.5}'),
+        (b'{"id": 9223372036854775808}', (WHOLE,), {"id": None}, '{"id":9223372036854775808}'),
+        (b'{"h": 18446744073709551617}', (HUGE,), {"h": Decimal(18446744073709551617)}, None),
+        (b'{"o": 3, "v": 2}', (INNER, VALUE), {"o_p": None, "v": 2.0}, '{"o":3}'),
+        (b'{"o": {"p": {"q": [1]}}}', (INNER,), {"o_p": '{"q":[1]}'}, None),
+        (b'{"l": [1, "x"], "v": 2}', (LIST, VALUE), {"l": None, "v": 2.0}, '{"l":[1,"x"]}'),
+        (b'{"t": "soon", "v": 2}', (TIME, VALUE), {"t": None, "v": None}, '{"t":"soon","v":2}'),
+        (b'{"q": "new"}', (VALUE,), {"v": None}, None),
+    ],
+    ids=lambda item: repr(item)[:40],
+)
+def test_a_value_that_does_not_fit_stands_beside_its_row(
+    payload: bytes, fields: tuple[Field, ...], columns: dict[str, Any], beside: str | None
+) -> None:
+    assert rescued(payload, fields=fields) == (
+        {name: [value] for name, value in columns.items()} | {"_rescued": [beside]},
+        [],
+    )
+    # Neighbours change nothing.
+    among, bad = rescued(b"x", payload, b"{}", payload, fields=fields)
+    assert bad == [0]
+    expected = columns | {"_rescued": beside}
+    assert {name: [item[1], item[3]] for name, item in among.items()} == {
+        name: [value, value] for name, value in expected.items()
+    }
+
+
+def test_integers_that_a_double_would_change_are_found_as_such() -> None:
+    rows = [
+        b'{"id": 1, "h": 18446744073709551617, "v": 3, "l": [9007199254740993, 1]}',
+        b'{"v": 1.5}',
+    ]
+    assert decoded([*rows, b'{"id": 9007199254740993}'], "json")[2] == [
+        (("id",), "bigint"),
+        (("h",), "decimal(38,0)"),
+        (("v",), "double"),
+        (("l",), "array<bigint>"),
+    ]

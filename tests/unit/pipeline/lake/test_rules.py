@@ -186,7 +186,7 @@ def test_a_file_that_cannot_be_read_is_refused(text: str, sentence: str) -> None
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"colour": 1}, "rule 1: unknown key 'colour' (supported: decode, fields"),
+        ({"colour": 1}, "rule 1: unknown key 'colour' (supported: decode, drift, fields"),
         ({"filter": "a/#/b"}, "# must be the last level, alone"),
         (
             {"table": "no name"},
