@@ -121,9 +121,11 @@ class Slab:
         """
         key = (topic_filter.text, stream_id)
         if key not in self._matches:
-            matches = {match.stream.id: match for match in self.match(topic_filter)}
-            match = matches.get(stream_id)
+            stream = self.stream(stream_id)
             # A stream without rows so far may match later, so only positive results are cached.
+            if stream is None or not self._holds(stream_id):
+                return None
+            match = match_of(stream, topic_filter)
             if match is None:
                 return None
             if len(self._matches) >= _MATCHES_MAX:
@@ -131,6 +133,11 @@ class Slab:
             self._matches[key] = match
             return match
         return self._matches[key]
+
+    def _holds(self, stream_id: int) -> bool:
+        """Return whether a stream has rows."""
+        handles = self.chain.handles
+        return any(stream_id in handle.segment().index.stream_rows for handle in handles)
 
     def stream(self, stream_id: int) -> Stream | None:
         """Return a stream by its id."""
@@ -178,3 +185,23 @@ class Slab:
         rows = sum(self.stream_rows().values())
         self.check_whole()
         return rows
+
+
+def match_of(stream: Stream, topic_filter: TopicFilter) -> Match | None:
+    """Return the words that a filter requires of the varying levels of a stream; None if the stream
+    cannot match. `Structure.match` finds the streams of a filter; this asks one of 60,000.
+    """
+    levels = topic_filter.levels
+    open_ended = levels[-1] == b"#"
+    wanted = levels[:-1] if open_ended else levels
+    more = len(stream.levels) - len(wanted)
+    if more < 0 or (more and not open_ended) or levels[0].startswith(b"$") != stream.special:
+        return None
+    constraints: list[bytes | None] = []
+    for number, level in enumerate(stream.levels):
+        word = wanted[number] if number < len(wanted) else b"+"
+        if level == b"+":
+            constraints.append(None if word == b"+" else word)
+        elif word not in (b"+", level):
+            return None
+    return Match(stream, constraints)

@@ -259,12 +259,14 @@ class FrameTable:
 
     def stream_end(self, frame: int, stream_id: int) -> int:
         """Return the serial after the last row of a stream in a frame."""
-        start = int(self.offsets[STREAMS][frame])
-        stop = start + int(self.lengths[STREAMS][frame])
-        end = 0
-        for found, first, count, _, _ in DIRECTORY.iter_unpack(self.view[start:stop]):
-            if found == stream_id:
-                end = first + count
+        directory = self.directory()
+        entries = np.flatnonzero(
+            (directory.frames == frame) & (directory.stream_ids == np.uint64(stream_id))
+        )
+        if not len(entries):
+            return int(self.first_serials[frame])
+        last = entries[-1]
+        end = int(directory.first_rows[last] + directory.row_counts[last])
         return int(self.first_serials[frame]) + end
 
     def integers(self, section_id: int, frames: Ints, items: Ints, *, signed: bool) -> Ints:

@@ -280,9 +280,15 @@ def wanted_rows(slab: SlabId, table: FrameTable, streams: Mapping[int, TopicTest
 
 def _wanted_rows(slab: SlabId, table: FrameTable, streams: Mapping[int, TopicTest]) -> FrameRows:
     directory = table.directory()
-    ids, kinds = np.unique(directory.stream_ids, return_inverse=True)
-    names = ids.tolist()
-    tests = [streams.get(name) for name in names]
+    tests: list[TopicTest | None]
+    if len(streams) == 1:
+        # The table may have thousands of other streams.
+        ((stream_id, only),) = streams.items()
+        kinds = (directory.stream_ids == np.uint64(stream_id)).astype(np.int64)
+        tests = [None, only]
+    else:
+        ids, kinds = np.unique(directory.stream_ids, return_inverse=True)
+        tests = [streams.get(name) for name in ids.tolist()]
     if None in tests:
         entries = np.flatnonzero(np.array([test is not None for test in tests])[kinds])
     else:
