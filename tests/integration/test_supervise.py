@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from siltstone.cli.pipeline.supervise import supervise
+from tests.support.broker_process import clean_environment
 
 # It notes its start, and waits for the end of its input, as a tier job does.
 WAITS = """
@@ -24,6 +27,17 @@ from pathlib import Path
 with Path(sys.argv[1]).open("a") as file:
     file.write("x")
 sys.exit("siltstone: no Java")
+"""
+# It stops as `siltstone pipeline tier --supervised` does.
+STOPS = """
+import sys
+from pathlib import Path
+from siltstone.cli.pipeline.stopping import stopping
+with stopping(listens=True) as stop:
+    stop.watch(sys.stdin.fileno())
+    Path(sys.argv[1]).touch()
+    stop.wait(60)
+    sys.exit(0 if stop.asked else 1)
 """
 
 
@@ -60,3 +74,24 @@ def test_a_job_that_fails_is_started_again_and_the_log_says_why(
     run_until(tmp_path / "mark", 2, FAILS, pause=0.01)
     ended = [item.__dict__["facts"] for item in caplog.records if item.message == "tier_job_ended"]
     assert ended[0] == {"status": 1, "error": "no Java", "retry_seconds": 0.01}
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_job_ends_in_order_by_a_signal_and_when_the_broker_is_gone(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    mark = tmp_path / "mark"
+    job = subprocess.Popen(
+        [sys.executable, "-c", STOPS, str(mark)], stdin=subprocess.PIPE, env=clean_environment()
+    )
+    assert job.stdin is not None
+    while not _has(mark, 0):
+        with suppress(subprocess.TimeoutExpired):
+            job.wait(0.01)
+        assert job.returncode is None
+    if is_killed:
+        job.stdin.close()
+    else:
+        job.terminate()
+    assert job.wait(20) == 0
+    job.stdin.close()

@@ -113,7 +113,7 @@ def tier(
     report, database = jobs.TierReport(), settings.database
     with stopping(listens=continuous) as stop:
         if supervised:
-            stop.watch(sys.stdin.buffer)
+            stop.watch(sys.stdin.fileno())
         try:
             with session(master, memory) as spark:
                 if continuous:

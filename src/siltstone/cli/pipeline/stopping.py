@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from types import FrameType
-from typing import IO, Final
+from typing import Final
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -32,12 +32,15 @@ class Stop:
         for number in _SIGNALS:
             signal.signal(number, self._asked)
 
-    def watch(self, stream: IO[bytes]) -> None:
+    def watch(self, descriptor: int) -> None:
         """Stop when a stream ends: that of the process that started this one."""
 
         def read() -> None:
-            while stream.read(1):
-                pass
+            # A buffered stream has a lock, which this thread would hold when Python exits: it
+            # would abort.
+            with open(descriptor, "rb", buffering=0, closefd=False) as stream:
+                while stream.read(1):
+                    pass
             self._event.set()
 
         Thread(target=read, daemon=True).start()
