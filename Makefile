@@ -63,6 +63,7 @@ fmt: $(SYNCED)  ## format, and mend what can be mended by machine
 	$(BIN)/ruff format
 
 bench: $(BUILT) $(PEERS)  ## measure against the speeds we promise, beside Mosquitto, NATS, RocksDB and SQLite
+	$(BIN)/python -m bench.traffic
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.broker
 	$(BIN)/python -m bench.sessions
