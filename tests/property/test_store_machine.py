@@ -30,8 +30,10 @@ from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.store.database import Database, Durability
 from siltstone.store.directory import Store
 from siltstone.store.log.read.pieces import Row
+from siltstone.store.log.write.partition import batch_of, columns_of
 from siltstone.store.slab.manifest import SlabId
 from siltstone.store.slab.settings import COMPRESSIONS, SHARD_KEYS, DatabaseSettings
+from siltstone.store.writer.ticket import Ticket
 from tests.support.reading import check_everything, check_filter
 from tests.support.store_model import Follower, StoreModel
 
@@ -128,12 +130,19 @@ class StoreMachine(RuleBasedStateMachine):
     def append(self, call_seeds: list[int]) -> None:
         for call in map(self.call, call_seeds):
             submitted = self.model.submit(call.rows, call.producer)
-            ticket = self.database.append(
+            ticket = self.append_here(call) or self.database.append(
                 call.rows, durability=call.durability, producer=call.producer
-            ).wait()
+            )
+            ticket.wait()
             serials, timestamps = ticket.serials(), ticket.timestamps()
             assert ticket.duplicate == (not submitted.parts)
             self.model.acknowledge(submitted, call.durability, serials, timestamps)
+
+    def append_here(self, call: Call) -> Ticket | None:
+        """Append a call on this thread, if its durability and the store allow it."""
+        if call.durability != "synced" or call.producer is not None:
+            return None
+        return self.database.append_here(batch_of(columns_of(call.rows)))
 
     # Few rules: they are switched off at random, and histories without crashes show little.
     @rule(

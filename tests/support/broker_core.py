@@ -95,6 +95,17 @@ class ScriptedDatabase(Database):
         self.values: set[bytes] = set()
         # The errors of the next calls.
         self.refusals: deque[Exception] = deque()
+        # Whether `append_here` stores rows; otherwise it is never possible.
+        self.is_handy = False
+        self.stored_here = 0
+
+    def append_here(self, batch: RowBatch) -> Ticket | None:
+        if not self.is_handy:
+            return None
+        self.stored_here += 1
+        ticket = self.append(batch, timeout=0.0)
+        self.settle()
+        return ticket
 
     def append(
         self,

@@ -143,7 +143,12 @@ class Broker:
         # The ends of connections, by loss or DISCONNECT.
         self.endings = Rounds(shell.soon)
         self.bridge = AppendBatcher(
-            database, shell.soon, shell.soon_from_thread, self._later, self.limits.pending_bytes_max
+            database,
+            shell.soon,
+            shell.soon_from_thread,
+            self._later,
+            self.limits.pending_bytes_max,
+            may_wait=self._may_wait,
         )
         self.wills = Wills(self.timers, self._publish_will)
         self.registry = Registry(
@@ -193,6 +198,18 @@ class Broker:
     def settling(self) -> tuple[int, int]:
         """Values that change while pending work progresses: pending bytes, and ended turns."""
         return self.bridge.pending_bytes, self.durables.turns.count if self.durables else 0
+
+    def _may_wait(self) -> bool:
+        """Return whether all messages wait for the disk, so that the loop may wait for it, too.
+
+        A message for a live subscriber, or one of a rule with another durability, does not wait.
+        """
+        return (
+            self.rules.syncs_all
+            and len(self.router) == 0
+            and len(self.unstored) == 0
+            and len(self.taps) == 0
+        )
 
     def _later(self, seconds: float, act: Act) -> Timer:
         return self.timers.at(self.shell.now() + seconds, act)

@@ -188,10 +188,14 @@ class PosixFile:
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         descriptor = self._descriptor(to_write=True)
-        left = memoryview(data).cast("B")
-        size = len(left)
+        size = memoryview(data).nbytes
         # Not with `_translated`: its context is made anew for each write.
         try:
+            done = os.pwrite(descriptor, data, offset) if size else 0
+            if done == size:
+                return
+            left = memoryview(data).cast("B")[done:]
+            offset += done
             while left:
                 written = os.pwrite(descriptor, left, offset)
                 if written == 0:

@@ -42,7 +42,7 @@ from siltstone.store.log.read.scan import (
 )
 from siltstone.store.log.read.selection import Choice, SlabExtent, choose_frames, extent_of
 from siltstone.store.log.slab import Slab
-from siltstone.store.log.write.cook import Call
+from siltstone.store.log.write.cook import ROW_OVERHEAD, Call
 from siltstone.store.log.write.partition import (
     Columns,
     batch_of,
@@ -178,6 +178,22 @@ class Database:
                     ticket.resolve(exc, rest.rows)
                 break
         return ticket
+
+    def append_here(self, batch: RowBatch) -> Ticket | None:
+        """Store a few checked rows on this thread and sync them, if nothing else is under way.
+
+        Return the ticket, which has its outcome, or None: then nothing happened, and `append`
+        stores the rows. A call takes as long as the disk; after a slow one, all calls return None
+        for a second.
+        """
+        shards = self._writable()
+        settings = shards.manifest.settings
+        if settings.shards != 1 or settings.idle_flush_interval or shards.manifest.holds_logs:
+            return None
+        call = Call(batch)
+        call.size_bytes = batch.size_bytes + ROW_OVERHEAD * len(batch.topics)
+        ticket = Ticket(len(batch.topics), 1)
+        return ticket if shards.leader(0).commit_here(call, ticket) else None
 
     def has_stored(self, producer: tuple[str, int], topic: bytes, publisher: bytes) -> bool:
         """Return whether this call of a producer stored rows of this topic and publisher."""

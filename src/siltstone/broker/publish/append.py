@@ -3,7 +3,8 @@
 The batches of one turn of the loop, and those that arrive while the disk is busy, form one append.
 For each durability at most two appends are under way: one that is being synced and, if it has
 enough rows, one that follows as soon as the disk is free. Everything here runs on the loop. The
-thread of a shard only passes the outcome to the loop.
+thread of a shard only passes the outcome to the loop. A few rows are stored on the loop itself, if
+every message waits for the disk anyway and the disk is fast.
 
 Invariants: the store receives the rows of one publisher in their order, whatever their durability.
 If earlier rows of the publisher still wait here, later rows wait with them, and the append has the
@@ -37,10 +38,16 @@ _UNDER_WAY_MAX: Final = 2
 _PIPELINED_ROWS: Final = 256
 # No client waits for a row of durability none, so its append waits this long for more rows.
 _LAZY_SECONDS: Final = 0.005
+# An append with at most this many rows may be stored on the loop.
+_HERE_ROWS: Final = 128
 # At this size a new append is started, so that the store can refuse one without the other.
 _APPEND_BYTES: Final = 16 * 1024 * 1024
 # Bytes of memory that a waiting message takes in addition to its own bytes.
 _OVERHEAD: Final = 64
+
+
+def _may_not() -> bool:
+    return False
 
 
 def stronger(one: Durability, other: Durability) -> Durability:
@@ -112,7 +119,8 @@ class _DurabilityQueue:
 class AppendBatcher:
     """Groups the batches of the broker into appends.
 
-    `soon` and `later` are called on the loop, `soon_from_thread` from any thread.
+    `soon` and `later` are called on the loop, `soon_from_thread` from any thread. `may_wait`
+    returns whether all messages wait for a sync anyway, so that the loop itself may wait for it.
     """
 
     def __init__(
@@ -125,6 +133,7 @@ class AppendBatcher:
         *,
         append_bytes: int = _APPEND_BYTES,
         pipelined_rows: int = _PIPELINED_ROWS,
+        may_wait: Callable[[], bool] = _may_not,
     ) -> None:
         self._database = database
         self._soon = soon
@@ -133,6 +142,7 @@ class AppendBatcher:
         self._pending_bytes_max = pending_bytes_max
         self._append_bytes = append_bytes
         self._pipelined_rows = pipelined_rows
+        self._may_wait = may_wait
         self.pending_bytes = 0
         self.rows = 0
         self._lanes: dict[Durability, _DurabilityQueue] = {
@@ -143,6 +153,9 @@ class AppendBatcher:
         self._waiting: list[Callable[[], None]] = []
         self._flush_due = False
         self._lazy_due = False
+        # Whether `_flush` runs, and whether it must look again because an append ended meanwhile.
+        self._is_flushing = False
+        self._looks_again = False
 
     @property
     def is_full(self) -> bool:
@@ -205,7 +218,20 @@ class AppendBatcher:
         self._flush()
 
     def _flush(self) -> None:
+        """Give appends to the store. An append that ends at once does not start a second flush."""
         self._flush_due = False
+        self._looks_again = True
+        if self._is_flushing:
+            return
+        self._is_flushing = True
+        try:
+            while self._looks_again:
+                self._looks_again = False
+                self._give_out()
+        finally:
+            self._is_flushing = False
+
+    def _give_out(self) -> None:
         for lane in self._lanes.values():
             while lane.waiting and self._may_follow(lane, lane.waiting[0]):
                 append = lane.waiting.pop(0)
@@ -233,6 +259,9 @@ class AppendBatcher:
             return True
         outcome = outcomes[0]
         if isinstance(outcome, Ticket):
+            if outcome.done:
+                self._settle(lane, append, outcome.error)
+                return True
             outcome.on_done(partial(self._hear, lane, append))
             return True
         if isinstance(outcome, OverloadedError) and append.producer is None:
@@ -245,16 +274,32 @@ class AppendBatcher:
         assert self._database is not None, "without a database nothing is stored"
         assert append.rows is not None
         try:
-            ticket = self._database.append(
-                append.rows.stored(),
-                durability=append.durability,
-                producer=append.producer,
-                timeout=0.0,
-            )
+            rows = append.rows.stored()
+            ticket = self._append_here(append, rows)
+            if ticket is None:
+                ticket = self._database.append(
+                    rows, durability=append.durability, producer=append.producer, timeout=0.0
+                )
         except SiltstoneError as exc:
             outcomes.append(exc)
         else:
             outcomes.append(ticket)
+
+    def _append_here(self, append: _Append, rows: RowBatch) -> Ticket | None:
+        """Store a few rows on the loop, if the loop has nothing to do meanwhile; else return None.
+
+        Handing them to the thread of a shard and back costs several times as much.
+        """
+        assert self._database is not None
+        if (
+            append.durability != "synced"
+            or append.producer is not None
+            or len(rows.topics) > _HERE_ROWS
+            or not rows.checked
+            or not self._may_wait()
+        ):
+            return None
+        return self._database.append_here(rows)
 
     def _hear(self, lane: _DurabilityQueue, append: _Append, ticket: Ticket) -> None:
         """Pass an outcome from the thread of a shard to the loop."""

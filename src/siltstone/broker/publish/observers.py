@@ -30,6 +30,9 @@ class PublishObservers:
     def __init__(self) -> None:
         self._taps: list[PublishObserver] = []
 
+    def __len__(self) -> int:
+        return len(self._taps)
+
     def add(self, tap: PublishObserver) -> None:
         """Add an observer; it receives messages that are published from now on."""
         self._taps.append(tap)

@@ -35,6 +35,10 @@ class StoreRules:
         self._known: dict[bytes, StoreRule] = {}
         # Whether there are messages that the rules may not store.
         self.leaves_out = any(rule.store != "always" for rule in (*rules, default))
+        # Whether every message is stored and synced before it is acknowledged.
+        self.syncs_all = all(
+            rule.store == "always" and rule.durability == "synced" for rule in (*rules, default)
+        )
         self._default = default
 
     def rule(self, topic: bytes) -> StoreRule:

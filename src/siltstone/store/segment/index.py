@@ -116,15 +116,19 @@ class SegmentIndex:
     def add(self, position: int, header: FrameHeader, directory: Directory) -> None:
         """Add the frame at `position`, behind all others."""
         number = self.frame_count
-        for column, value in (
-            (self.positions, position),
-            (self.serials, header.first_serial),
-            (self.first_times, header.first_timestamp_us),
-            (self.last_times, header.last_timestamp_us),
-            (self.row_counts, header.row_count),
-        ):
-            assert isinstance(column, array), "a sealed index does not grow"
-            column.append(value)
+        positions, serials, row_counts = self.positions, self.serials, self.row_counts
+        first_times, last_times = self.first_times, self.last_times
+        # One after another: it is done for every frame, and a loop over pairs takes twice as long.
+        assert isinstance(positions, array), "a sealed index does not grow"
+        assert isinstance(serials, array)
+        assert isinstance(first_times, array)
+        assert isinstance(last_times, array)
+        assert isinstance(row_counts, array)
+        positions.append(position)
+        serials.append(header.first_serial)
+        first_times.append(header.first_timestamp_us)
+        last_times.append(header.last_timestamp_us)
+        row_counts.append(header.row_count)
         self.verified.append(0)
         if header.kind == ROWS:
             for stream_id, _, rows, _, _ in directory:

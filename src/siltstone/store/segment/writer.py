@@ -1,4 +1,4 @@
-"""The writer of a segment.
+"""The writer of a segment. Compiled.
 
 Frames are written with pwrite, the header last. Rooms, which sockets fill through the map, are
 taken between them. Disk space is allocated before it is handed out, so a store to the map never
@@ -32,6 +32,8 @@ from siltstone.store.segment.segment import (
 
 _ALLOCATE_MIN: Final = 64 * 1024
 _ALLOCATE_MAX: Final = 16 * 1024 * 1024
+# Maintenance allocates the next step when less than this is left.
+_AHEAD_MAX: Final = 1024 * 1024
 
 
 class Room:
@@ -127,6 +129,10 @@ class SegmentWriter:
         """Return whether a frame with a body of this size still fits."""
         return self._end + HEADER_BYTES + body_bytes <= self.segment.header.file_bytes
 
+    def has_space(self, size_bytes: int) -> bool:
+        """Return whether the disk space for this many bytes of frames is allocated already."""
+        return self._end + size_bytes <= self._allocated
+
     def take_space(self, body_bytes: int) -> None:
         """Allocate the disk space for a frame with a body of this size, if the frame fits.
 
@@ -135,6 +141,15 @@ class SegmentWriter:
         with self._lock:
             if self.has_room(body_bytes):
                 self._allocate(self._end + HEADER_BYTES + body_bytes)
+
+    def allocate_ahead(self) -> None:
+        """Allocate the next step of disk space if most of the allocated space is used, so that the
+        next frames do not wait for it. Raises: StorageFullError.
+        """
+        with self._lock:
+            left = self._allocated - self._end
+            if not self._closed and left < min(_AHEAD_MAX, self._allocated // 4):
+                self._allocate(self._allocated + 1)
 
     def claim(self, body_bytes: int, *, next_serial: int, last_timestamp_us: int) -> bool:
         """Claim the space for a frame with a body of this size; return False if it does not fit.
@@ -298,7 +313,7 @@ class SegmentWriter:
 
     def _allocate(self, end: int) -> None:
         """Allocate space ahead, in steps that grow with the segment: small slabs stay small."""
-        if end <= self._allocated:
+        if end <= self._allocated or self._allocated == self.segment.header.file_bytes:
             return
         step = min(_ALLOCATE_MAX, max(_ALLOCATE_MIN, self._allocated // 2))
         target = min(self.segment.header.file_bytes, max(end, self._allocated + step))

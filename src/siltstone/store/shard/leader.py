@@ -192,6 +192,13 @@ class LeaderShard:
         else:
             self._router.append(call, ticket, timeout)
 
+    def commit_here(self, call: Call, ticket: Ticket) -> bool:
+        """Commit the rows of a call on this thread, synced; return False if the thread of the shard
+        must do it. Then nothing happened.
+        """
+        queue = self._queue
+        return queue is not None and queue.commit_here(call, ticket)
+
     def slabs(self) -> tuple[Slab, ...]:
         """Return the slabs by generation. Raises: ClosedError, CorruptionError."""
         self.queue()

@@ -29,14 +29,23 @@ class Desk:
             PENDING_BYTES_MAX,
             append_bytes=append_bytes,
             pipelined_rows=pipelined_rows,
+            may_wait=lambda: self.may_wait,
         )
+        self.may_wait = True
         self.heard: list[tuple[str, Exception | None]] = []
 
     def append(
-        self, name: str, *payloads: str, durability: Durability = "synced", publisher: str = "p"
+        self,
+        name: str,
+        *payloads: str,
+        durability: Durability = "synced",
+        publisher: str = "p",
+        is_checked: bool = False,
     ) -> None:
         """Append a batch on one topic; who waits for it has its name."""
         batch = batch_of(name, *(payloads or (name,)))
+        if is_checked:
+            batch = checked(batch)
         self.bridge.append(
             batch, publisher.encode(), durability, lambda error: self.heard.append((name, error))
         )
@@ -66,6 +75,64 @@ def batch_of(topic: str, *payloads: str) -> PublishBatch:
     batch.flags = [1] * len(payloads)
     batch.packet_ids = list(range(1, len(payloads) + 1))
     return batch
+
+
+def checked(batch: PublishBatch) -> PublishBatch:
+    """Return a batch as the splitter makes it: checked, with its totals."""
+    batch.measure()
+    batch.checked = True
+    return batch
+
+
+class TestAppendsOnTheLoop:
+    def test_a_few_rows_are_stored_and_told_of_in_the_turn_that_gives_them_out(self) -> None:
+        desk = Desk()
+        desk.database.is_handy = True
+        for name in ("a", "b"):
+            desk.append(name, is_checked=True)
+        assert desk.heard == []
+        desk.turn()
+        assert desk.heard == [("a", None), ("b", None)]
+        assert (desk.database.stored_here, desk.bridge.pending_bytes) == (1, 0)
+
+    @pytest.mark.parametrize(
+        ("durability", "rows", "may_wait"),
+        [("written", 1, True), ("none", 1, True), ("synced", 129, True), ("synced", 1, False)],
+    )
+    def test_others_are_left_to_the_thread_of_the_shard(
+        self, durability: Durability, rows: int, may_wait: bool
+    ) -> None:
+        desk = Desk()
+        desk.database.is_handy = True
+        desk.may_wait = may_wait
+        desk.bridge.append(checked(batch_of("a", *["x"] * rows)), b"p", durability, None)
+        desk.turn()
+        for act in desk.later:
+            act()
+        assert (desk.database.stored_here, len(desk.under_way)) == (0, 1)
+
+    def test_rows_with_a_producer_are_left_to_the_thread(self) -> None:
+        desk = Desk()
+        desk.database.is_handy = True
+        desk.bridge.append(checked(batch_of("a", "x")), b"p", "synced", None, ("device", 1))
+        desk.turn()
+        assert (desk.database.stored_here, len(desk.under_way)) == (0, 1)
+
+    def test_what_is_appended_by_an_outcome_is_stored_in_the_next_turn_and_not_inside(self) -> None:
+        desk = Desk()
+        desk.database.is_handy = True
+        told: list[str] = []
+
+        def again(_: Exception | None) -> None:
+            desk.bridge.append(
+                checked(batch_of("b", "2")), b"p", "synced", lambda _: told.append("second")
+            )
+            told.append("first")
+
+        desk.bridge.append(checked(batch_of("a", "1")), b"p", "synced", again)
+        desk.turn()
+        assert told == ["first", "second"]
+        assert [append.values for append in desk.database.stored] == [[b"1"], [b"2"]]
 
 
 def test_the_batches_of_one_turn_are_one_append() -> None:

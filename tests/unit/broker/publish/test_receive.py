@@ -34,6 +34,65 @@ def refused_ids(packets: list[object]) -> dict[int, Reason]:
     }
 
 
+class ListeningTap:
+    """An observer that takes every message at once."""
+
+    def refused(self, *_: object) -> list[int]:
+        return []
+
+    def take(self, *_: object) -> int:
+        return 0
+
+
+class TestStoringOnTheLoop:
+    """The loop waits for a sync only while every message waits for it."""
+
+    def test_a_message_that_nothing_passes_is_stored_on_the_loop(self) -> None:
+        core = Core(automatic=False)
+        core.database.is_handy = True
+        client = core.connect("c")
+        assert client.publish("a", "1", qos=1, packet_id=7) == [PubAck(packet_id=7)]
+        assert core.database.stored_here == 1
+
+    def test_a_live_subscriber_does_not_wait_for_the_disk(self) -> None:
+        core = Core(automatic=False)
+        core.database.is_handy = True
+        reader = core.connect("r")
+        reader.subscribe("other")
+        client = core.connect("c")
+        assert client.publish("a", "1", qos=1, packet_id=7) == []
+        assert core.database.stored_here == 0
+        reader.drop()
+        core.settle()
+        assert client.take() == [PubAck(packet_id=7)]
+        assert client.publish("a", "2", qos=1, packet_id=8) == [PubAck(packet_id=8)]
+        assert core.database.stored_here == 1
+
+    @pytest.mark.parametrize(
+        "rule",
+        [
+            StoreRule(filter="w", durability="written"),
+            StoreRule(filter="w", durability="none"),
+            StoreRule(filter="w", store="never"),
+            StoreRule(filter="w", store="offline"),
+        ],
+    )
+    def test_messages_of_a_weaker_rule_do_not_wait_for_the_disk(self, rule: StoreRule) -> None:
+        core = Core(automatic=False, rules=[rule])
+        core.database.is_handy = True
+        client = core.connect("c")
+        assert client.publish("a", "1", qos=1, packet_id=7) == []
+        assert core.database.stored_here == 0
+
+    def test_a_bridge_does_not_wait_for_the_disk(self) -> None:
+        core = Core(automatic=False)
+        core.database.is_handy = True
+        core.broker.taps.add(ListeningTap())
+        client = core.connect("c")
+        assert client.publish("a", "1", qos=1, packet_id=7) == []
+        assert core.database.stored_here == 0
+
+
 class TestAcknowledging:
     @pytest.mark.parametrize("version", [V3, V5])
     def test_a_message_is_acknowledged_after_it_was_stored_and_not_before(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -494,3 +495,149 @@ def test_a_flush_begins_at_the_first_bound(now: float, items: int, delay: float)
     control = Control(flush_interval=5.0, idle_flush_interval=1.0, max_items=100)
     found = flush_delay(control, now=now, first_at=8.0, last_at=10.0, items=items)
     assert found == delay
+
+
+def here(writer: ShardWriter[Note], call: Note) -> bool:
+    """Try to commit a call on this thread."""
+    return writer.commit_here(call, call.promise)
+
+
+def lent(writer: ShardWriter[Note], call: Note) -> None:
+    """Commit a call on this thread, as soon as the thread of the shard sleeps."""
+    deadline = time.monotonic() + 10
+    while not here(writer, call):
+        assert time.monotonic() < deadline, "the thread does not fall asleep"
+
+
+class SlowClock(ManualClock):
+    """A clock that moves on by `step` whenever it is read."""
+
+    step = 0.0
+
+    def monotonic(self) -> float:
+        self.advance(self.step)
+        return super().monotonic()
+
+
+class TestCommitsOnTheThreadOfTheCaller:
+    def test_the_call_is_committed_and_settled_when_it_returns(self) -> None:
+        notes = Notes()
+        with writing(notes) as writer:
+            call = Note("early")
+            assert not here(writer, call)
+            writer.start()
+            lent(writer, call)
+            assert call.promise.done
+            assert call.ticket is None
+        assert notes.commits == [["early"]]
+
+    def test_it_does_not_pass_work_that_waits_or_is_under_way(self) -> None:
+        notes = Notes()
+        with writing(notes) as writer:
+            with held(writer):
+                assert not here(writer, call := Note("b"))
+                submit(writer, first := Note("a"))
+                assert not here(writer, call)
+            assert outcomes(first) == ["stored"]
+        assert notes.commits == [["a"]]
+        assert not call.promise.done
+
+    def test_meanwhile_the_thread_of_the_shard_leaves_the_layout_alone(self) -> None:
+        began, go = Event(), Event()
+        names: list[str] = []
+
+        class Slow(Notes):
+            def commit(self, batch: list[Note]) -> list[Outcome | Exception | None]:
+                names.append(threading.current_thread().name)
+                if batch[0].name == "slow":
+                    began.set()
+                    go.wait()
+                return super().commit(batch)
+
+        notes = Slow()
+        with writing(notes) as writer:
+            writer.start()
+            caller = Thread(target=lent, args=(writer, Note("slow")), name="caller")
+            caller.start()
+            began.wait()
+            submit(writer, call := Note("next"))
+            order = writer.order(lambda: names.append("order"))
+            assert not here(writer, Note("other"))
+            assert not call.promise.done
+            go.set()
+            order.wait(10)
+            caller.join()
+            assert outcomes(call) == ["stored"]
+        assert notes.commits == [["slow"], ["next"]]
+        assert names == ["caller", "siltstone-test-7", "order"]
+
+    def test_slow_commits_make_the_thread_do_the_commits_of_the_next_second(self) -> None:
+        clock = SlowClock()
+        notes = Notes()
+        writer: ShardWriter[Note] = ShardWriter("test", 7, notes, clock)
+        try:
+            writer.start()
+            clock.step = 0.007
+            lent(writer, Note("not so slow"))
+            clock.step = 0.009
+            lent(writer, Note("slow"))
+            clock.step = 0.0
+            writer.order(lambda: None).wait(10)
+            for _ in range(1000):
+                assert not here(writer, Note("refused"))
+            clock.advance(1.01)
+            lent(writer, Note("fast"))
+        finally:
+            writer.close()
+        assert notes.commits == [["not so slow"], ["slow"], ["fast"]]
+
+    def test_a_failed_commit_stops_the_writer(self) -> None:
+        class Failing(Notes):
+            def commit(self, batch: list[Note]) -> list[Outcome | Exception | None]:
+                self.poisoned = True
+                return [PoisonedError("the sync failed")] * len(batch)
+
+        with writing(Failing()) as writer:
+            writer.start()
+            lent(writer, call := Note("a"))
+            assert outcomes(call) == ["PoisonedError"]
+            assert not here(writer, Note("b"))
+            with pytest.raises(PoisonedError):
+                submit(writer, Note("c"))
+
+    def test_an_internal_error_ends_the_thread_and_settles_the_call(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        notes = Notes()
+        with writing(notes) as writer:
+            writer.start()
+            notes.mistake = ZeroDivisionError("on purpose")
+            lent(writer, call := Note("a"))
+            assert outcomes(call) == ["OutcomeUnknownError"]
+            with pytest.raises(PoisonedError):
+                submit(writer, Note("b"))
+        assert "shard_failed" in caplog.text
+
+    def test_an_interrupt_does_not_keep_the_layout(self) -> None:
+        class Interrupted(Notes):
+            def commit(self, batch: list[Note]) -> list[Outcome | Exception | None]:
+                raise KeyboardInterrupt
+
+        with writing(Interrupted()) as writer:
+            writer.start()
+            with pytest.raises(KeyboardInterrupt):
+                lent(writer, call := Note("a"))
+            assert outcomes(call) == ["OutcomeUnknownError"]
+
+    def test_the_thread_does_the_maintenance(self) -> None:
+        looked = Event()
+
+        class Looking(Notes):
+            def look_after(self) -> None:
+                assert threading.current_thread().name == "siltstone-test-7"
+                looked.set()
+
+        with writing(Looking()) as writer:
+            writer.start()
+            lent(writer, Note("a"))
+            assert looked.wait(10)

@@ -1,4 +1,5 @@
 """Make calls durable: cook them, write one frame, sync, publish. One committer for each shard.
+Compiled.
 
 Invariants:
 - a row is visible only after its frame was written, and acknowledged as synced only after the sync;
@@ -10,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -48,6 +50,8 @@ COMPRESSION: Final = {"none": PLAIN, "zstd": ZSTD, "lz4": LZ4}
 # How many serials a reservation adds. Readers may see unsynced rows below the reserved serial.
 # Each reservation costs one sync.
 _RESERVE_ROWS: Final = 1 << 20
+# More bytes than a small frame takes besides its topics and values.
+_FRAME_OVERHEAD: Final = 4096
 
 
 class FrameRecord(Record):
@@ -204,6 +208,30 @@ class Committer:
                 outcomes.append(frame.outcome())
         self._settle()
         return outcomes
+
+    def is_handy(self, size_bytes: int) -> bool:
+        """Return whether rows of this size can be stored without other slow work than a sync.
+
+        The shard is stored on this machine only, its file is open, and has the disk space. From any
+        thread: if another thread commits meanwhile, the answer is a guess.
+        """
+        active = self._writer.active
+        return (
+            self.log is LOCAL_LOG
+            and active is not None
+            and not self.parks
+            and active.has_space(_FRAME_OVERHEAD + 2 * size_bytes)
+        )
+
+    def allocate_ahead(self) -> None:
+        """Allocate disk space before the next frames need it, so that they do not wait for it.
+
+        If the disk is full, the next frame that needs the space is refused.
+        """
+        active = self._writer.active
+        if active is not None and self._poisoned_by is None and not self.parks:
+            with suppress(StorageFullError):
+                active.allocate_ahead()
 
     def take_room(self, size: int, *, rows: int, topic: bytes) -> Room | None:
         """Take a room for values; return None if the room and its frame do not fit the segment.

@@ -134,13 +134,15 @@ class LogLayout:
         return seconds
 
     def look_after(self) -> None:
-        """Do the maintenance that is due: sync written rows, turn generations over, drop them.
+        """Do the maintenance that is due: sync written rows, turn generations over, drop them,
+        allocate disk space ahead.
 
         Close the file descriptor if it is not needed.
         """
         try:
             self._sync_in_time()
             self._housekeeping()
+            self.committer.allocate_ahead()
         finally:
             self.committer.park()
 

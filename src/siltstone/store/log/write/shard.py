@@ -43,6 +43,14 @@ class LogShard:
         """
         self._writer.submit(call, ticket, timeout)
 
+    def commit_here(self, call: Call, ticket: Ticket) -> bool:
+        """Commit a call on this thread, synced, and settle its ticket; return False if the thread
+        of the shard must do it. Then nothing happened.
+        """
+        if not self.committer.is_handy(call.size_bytes):
+            return False
+        return self._writer.commit_here(call, ticket)
+
     def refused(self, call: Call) -> None:
         """Remember that a producer must repeat a call that another shard refused."""
         self._layout.refused(call)

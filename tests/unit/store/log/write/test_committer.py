@@ -60,6 +60,55 @@ def faulty_world() -> tuple[World, FaultyFileSystem]:
     return World(fs), fs
 
 
+class TestSpaceAhead:
+    def test_space_that_was_allocated_ahead_is_not_allocated_by_the_next_frame(self) -> None:
+        fs = MemoryFileSystem()
+        committer = begun(World(fs), segment_bytes=1 << 20)
+        committer.allocate_ahead()
+        assert committer.size_bytes() == 64 * 1024, "most of the space is free"
+        committer.commit([large_call("t", 50_000)])
+        committer.allocate_ahead()
+        assert committer.size_bytes() == 128 * 1024
+        before = len(fs.operations)
+        assert committer.is_handy(20_000)
+        committer.commit([large_call("t", 20_000)])
+        kinds = [operation.split()[0] for operation in fs.operations[before:]]
+        assert kinds == ["write_at", "write_at", "sync"]
+        committer.close()
+
+    def test_rows_are_handy_only_if_their_space_is_allocated(self) -> None:
+        committer = begun(World(MemoryFileSystem()), segment_bytes=1 << 20)
+        assert committer.is_handy(1_000)
+        assert not committer.is_handy(40_000)
+        committer.close()
+        assert not committer.is_handy(1)
+
+    def test_a_full_disk_is_left_to_the_next_frame(self) -> None:
+        world, fs = faulty_world()
+        committer = begun(world, segment_bytes=1 << 20)
+        committer.commit([large_call("t", 50_000)])
+        fs.add(Fault(operation="allocate", errno=errno.ENOSPC))
+        committer.allocate_ahead()
+        assert committer.size_bytes() == 64 * 1024
+        outcomes = committer.commit([large_call("t", 20_000)])
+        assert stored(outcomes[0]) == (False, [1])
+        committer.close()
+
+    def test_a_shard_with_another_log_is_not_handy(self) -> None:
+        committer = begun(World(MemoryFileSystem()))
+        assert committer.is_handy(1)
+        committer.log = _Elsewhere()
+        assert not committer.is_handy(1)
+        committer.close()
+
+
+class _Elsewhere:
+    """A log that is not only on this machine."""
+
+    def commit(self, record: Record, replica: Replica, *, sync: bool) -> None:
+        raise AssertionError("nothing is committed")
+
+
 class TestOrder:
     def test_a_synced_call_is_written_then_synced_and_nothing_else(self) -> None:
         fs = MemoryFileSystem()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event
@@ -105,6 +106,73 @@ class TestFlushDelay:
     def test_without_an_idle_interval_nothing_waits(self) -> None:
         settings = settings_of(flush_interval=1.0, idle_flush_interval=0.0)
         assert flush_delay(settings, now=5.0, first_at=5.0, last_at=5.0, items=1) == 0.0
+
+
+def commit_here(shard: LogShard, call: Call) -> Ticket:
+    """Commit a call on this thread, as soon as the thread of the shard sleeps."""
+    ticket = Ticket(len(call.batch.topics), 1, waits=True)
+    deadline = time.monotonic() + 10
+    while not shard.commit_here(call, ticket):
+        assert time.monotonic() < deadline, "the thread does not fall asleep"
+    return ticket
+
+
+class TestCommitsOnTheThreadOfTheCaller:
+    def test_rows_of_both_threads_are_stored_in_one_order(self) -> None:
+        world = World(MemoryFileSystem())
+        committer = begun(world)
+        with started(committer, world) as shard:
+            tickets = [submit(shard, call_on("a")).wait()]
+            tickets.append(commit_here(shard, call_on("b")))
+            tickets.append(submit(shard, call_on("c")).wait())
+            tickets.append(commit_here(shard, call_on("d")))
+            assert [ticket.serials() for ticket in tickets] == [[0], [1], [2], [3]]
+            assert topics_of(committer) == ["a", "b", "c", "d"]
+        assert topics_of(reopened(world)[0]) == ["a", "b", "c", "d"]
+
+    def test_what_it_acknowledged_survives_a_power_cut(self) -> None:
+        fs = MemoryFileSystem()
+        world = World(fs)
+        committer = begun(world)
+        with started(committer, world) as shard:
+            submit(shard, call_on("a")).wait()
+            commit_here(shard, call_on("b")).wait()
+            survivor = World(fs.crash_clone())
+            assert topics_of(reopened(survivor)[0]) == ["a", "b"]
+
+    def test_a_failed_sync_poisons_the_shard(self) -> None:
+        fs = FaultyFileSystem(MemoryFileSystem())
+        world = World(fs)
+        committer = begun(world)
+        with started(committer, world) as shard:
+            submit(shard, call_on("a")).wait()
+            fs.add(Fault(operation="sync", errno=errno.EIO))
+            ticket = commit_here(shard, call_on("b"))
+            with pytest.raises(PoisonedError):
+                ticket.wait()
+            with pytest.raises(PoisonedError):
+                submit(shard, call_on("c"))
+            assert not shard.commit_here(call_on("d"), Ticket(1, 1))
+
+    def test_rows_without_allocated_space_are_left_to_the_thread(self) -> None:
+        world = World(MemoryFileSystem())
+        committer = begun(world, segment_bytes=1 << 20)
+        with started(committer, world) as shard:
+            submit(shard, call_on("a")).wait()
+            large = call_on("b")
+            large.size_bytes = 100_000
+            for _ in range(100):
+                assert not shard.commit_here(large, Ticket(1, 1))
+
+    def test_maintenance_allocates_space_ahead(self) -> None:
+        world = World(MemoryFileSystem())
+        committer = begun(world, segment_bytes=1 << 20)
+        with started(committer, world) as shard:
+            large = call_on("a")
+            large.batch.values = [bytes(50_000)]
+            submit(shard, large).wait()
+            shard.sync()
+            assert committer.size_bytes() == 128 * 1024
 
 
 class TestFlush:
