@@ -22,7 +22,8 @@ COMMAND = (sys.executable, "-m", "tests.support.faulty_broker")
 TRIGGER = "fail"
 
 
-def _open_faulty(path: str, *, clock: Clock) -> Store:
+def _open_faulty(path: str, *, clock: Clock, cluster: object) -> Store:
+    assert cluster is None, "a broker alone"
     disk = FaultyFileSystem(PosixFileSystem())
     never = threading.Event()
     trigger = Path(path).parent / TRIGGER
