@@ -273,10 +273,13 @@ def test_small_rows_still_fit_when_there_is_no_space_for_another_segment() -> No
 
 def test_no_space_ahead_in_the_segment_refuses_the_append_and_teaches_nothing() -> None:
     with faulty(segment_bytes=4 * SEGMENT_BYTES, thresholds=(1, 1)) as here:
+        # Maintenance allocates space ahead as well, so every attempt must fail.
+        full = Fault(operation="allocate", errno=errno.ENOSPC, path_suffix=".seg", repeat=True)
+        here.faults.add(full)
         fill_segment(here)
         patterns = [info.pattern for info in here.database.structure()]
-        here.faults.add(Fault(operation="allocate", errno=errno.ENOSPC, path_suffix=".seg"))
         here.refuse(StorageFullError, Row("other/1", BIG), Row("other/2", BIG))
+        here.faults.clear()
         here.check()
         assert [info.pattern for info in here.database.structure()] == patterns
         here.append(Row("fill/9", BIG))

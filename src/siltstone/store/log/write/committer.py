@@ -15,6 +15,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from siltstone.clock import Clock
 from siltstone.errors import (
     DiskError,
@@ -54,6 +56,7 @@ _RESERVE_ROWS: Final = 1 << 20
 _FRAME_OVERHEAD: Final = 4096
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class FrameRecord(Record):
     """An encoded frame whose place is claimed, with its directory, edges, producers and rows."""
 
