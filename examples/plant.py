@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from siltstone.cli.mqtt.running import run_until_signal
 from siltstone.client.client import Client
 from siltstone.client.outgoing import Publication
-from siltstone.client.session import NO_WISHES, ClientSession, WantedSubscriptions
+from siltstone.client.session import NO_SUBSCRIPTIONS, ClientSession, WantedSubscriptions
 from siltstone.client.settings import ClientSettings
 from siltstone.client.target import TcpTarget
 from siltstone.clock import SystemClock
@@ -69,7 +69,7 @@ class PlantClient:
         *,
         window: int = WINDOW,
         keep_session: bool = False,
-        wishes: WantedSubscriptions = NO_WISHES,
+        subscriptions: WantedSubscriptions = NO_SUBSCRIPTIONS,
         deliver: Callable[[PublishBatch], int] | None = None,
         wanted: Callable[[], None] | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class PlantClient:
             keep_alive_seconds=30,
             keep_session=keep_session,
         )
-        self.session = ClientSession(settings, wishes)
+        self.session = ClientSession(settings, subscriptions)
         self.client = Client(
             settings,
             self.session,
@@ -147,7 +147,7 @@ async def run_probe(port: int) -> None:
     await probe.client.run()
 
 
-def dashboard_wishes() -> WantedSubscriptions:
+def dashboard_subscription() -> WantedSubscriptions:
     """Return the subscription of the dashboard."""
     wanted = Subscription(filter=TopicFilter.parse(DASHBOARD_FILTER), qos=1)
     return WantedSubscriptions(subscriptions=(wanted,))
@@ -155,7 +155,9 @@ def dashboard_wishes() -> WantedSubscriptions:
 
 async def subscribe(port: int) -> None:
     """Create the dashboard's session with its subscription, and disconnect."""
-    dashboard = PlantClient(port, "dashboard", keep_session=True, wishes=dashboard_wishes())
+    dashboard = PlantClient(
+        port, "dashboard", keep_session=True, subscriptions=dashboard_subscription()
+    )
     dashboard.session.finish()
     await dashboard.client.run()
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Final, NewType, Protocol
 
+from siltstone.units import SECOND_US
+
 TimestampUs = NewType("TimestampUs", int)
 
 # The defaults: a larger jump of the wall clock is not trusted, and the time that the clocks must
@@ -18,7 +20,6 @@ TimestampUs = NewType("TimestampUs", int)
 JUMP_SECONDS: Final = 60.0
 CONFIRM_SECONDS: Final = 3600.0
 
-_US: Final = 1_000_000
 _NOTHING: Final = range(0)
 # CLOCK_BOOTTIME also runs while the machine is suspended, so a resume is not a jump of the wall
 # clock.
@@ -126,7 +127,7 @@ class GuardedClock:
         self, inner: Clock, *, jump_seconds: float, confirm_seconds: float, boot: str = ""
     ) -> None:
         self._inner = inner
-        self.jump_us = round(jump_seconds * _US)
+        self.jump_us = round(jump_seconds * SECOND_US)
         self._confirm_seconds = confirm_seconds
         self._boot = boot
         self._lock = Lock()
@@ -181,7 +182,7 @@ class GuardedClock:
     @property
     def ahead_seconds(self) -> float:
         """How far the wall clock is ahead of this clock (negative: behind); 0 if it is trusted."""
-        return self.state().ahead_us / _US
+        return self.state().ahead_us / SECOND_US
 
     def state(self) -> ClockState:
         """Return the current judgement about the wall clock."""
@@ -239,7 +240,7 @@ class GuardedClock:
     def _look(self) -> int:
         """Compare the clocks; return the time of this clock."""
         wall_us, now = int(self._inner.now_us()), self._inner.monotonic()
-        told_us = self._agreed_us + round((now - self._agreed_at) * _US)
+        told_us = self._agreed_us + round((now - self._agreed_at) * SECOND_US)
         ahead_us = wall_us - told_us
         if abs(ahead_us) <= self.jump_us:
             self._agree(wall_us, now)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from siltstone.rows.batch import QOS_BITS, RETAIN
 from siltstone.store.database import Database
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
 from siltstone.store.feed.pool import Feed
 from siltstone.store.feed.position import FeedPosition
-from siltstone.store.log.read.pieces import QOS_MASK, RETAIN, Row
+from siltstone.store.log.read.pieces import Row
 from siltstone.store.log.write.partition import shard_of
 from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.grammar import TopicFilter
@@ -118,7 +119,7 @@ class ModelFeed:
                 batch.topics[i].decode(),
                 batch.values[i],
                 batch.publishers[i].decode(),
-                batch.flags[i] & QOS_MASK,
+                batch.flags[i] & QOS_BITS,
                 bool(batch.flags[i] & RETAIN),
                 batch.properties[i] if batch.properties else b"",
                 batch.timestamps[i],

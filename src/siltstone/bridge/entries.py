@@ -23,14 +23,14 @@ from siltstone.mqtt.publish import (
 )
 from siltstone.mqtt.splitter import PacketSplitter
 from siltstone.mqtt.wire import Reader, Version, encode_variable
+from siltstone.rows.batch import RETAIN
 from siltstone.spool import Entry
+from siltstone.units import SECOND_US
 
 # The limits of one entry. A single message may be larger.
 _ENTRY_MESSAGES_MAX: Final = 4096
 _ENTRY_BYTES_MAX: Final = 1_048_576
 _QOS: Final = 3
-_SECOND_US: Final = 1_000_000
-_RETAIN: Final = 4
 
 
 def metadata_of(now_us: int, count: int) -> str:
@@ -59,7 +59,7 @@ def encode_entries(batch: PublishBatch, now_us: int) -> Iterator[tuple[bytes, st
 def _encode(batch: PublishBatch, now_us: int) -> tuple[bytes, str]:
     # Distinct packet ids, because the format requires them for QoS 1 and 2; they have no meaning.
     ids = list(range(1, len(batch.topics) + 1))
-    flags = [flag & (_QOS | _RETAIN) for flag in batch.flags]
+    flags = [flag & (_QOS | RETAIN) for flag in batch.flags]
     data = encode_publishes(Version.V5, batch.topics, batch.values, flags, ids, batch.properties)
     return data, metadata_of(now_us, len(ids))
 
@@ -115,12 +115,12 @@ def publications(
             left = expiry - waited_seconds
             if left <= 0:
                 continue
-            properties = with_time_left(properties, round(left * _SECOND_US))
+            properties = with_time_left(properties, round(left * SECOND_US))
         flags = batch.flags[index]
         publication = Publication(
             topic=topic,
             qos=min(flags & _QOS, qos_max),
-            retain=retain and flags & _RETAIN != 0,
+            retain=retain and flags & RETAIN != 0,
             properties=properties,
         )
         made.append((publication, batch.values[index]))

@@ -13,12 +13,12 @@ from siltstone.client.incoming import Deferred, Incoming
 from siltstone.logs import log
 from siltstone.mqtt.flow import pick
 from siltstone.mqtt.publish import PublishBatch
+from siltstone.rows.batch import DUP
 
 # Publishes a batch, and calls back once with the outcome.
 PublishHere = Callable[[PublishBatch, Callable[[Exception | None], None]], None]
 
 _LOG: Final = logging.getLogger("siltstone.bridge")
-_DUP: Final = 8
 
 
 class _Under:
@@ -74,7 +74,7 @@ class Inbound:
         # The names are new, so the batch is no longer checked.
         local.checked = False
         local.topics = [route.topic for route in routes if route is not None]
-        local.flags = [flags & ~_DUP for flags in local.flags]
+        local.flags = [flags & ~DUP for flags in local.flags]
         local.packet_ids = [0] * len(local.topics)
         return local
 

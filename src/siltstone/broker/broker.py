@@ -44,6 +44,7 @@ from siltstone.mqtt.flow import find_flags, pick
 from siltstone.mqtt.packets import Will
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.reason import Reason
+from siltstone.rows.batch import RETAIN
 from siltstone.session.archive.records import SavedWill
 from siltstone.session.sending.outbox import Outbox, Ready
 from siltstone.session.session import Session
@@ -52,7 +53,6 @@ from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import TopicFilter
 
 # The retain flag of a stored row.
-RETAIN: Final = 4
 # The shortest time between two log lines about events that every message can cause.
 QUIET_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 1.0

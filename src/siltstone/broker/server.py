@@ -278,7 +278,7 @@ class Server:
         self._admission = Admission(settings.limits)
         self._channels: set[ClientTransport] = set()
         self._listeners: list[Listener] = []
-        self._door: FlightListener | None = None
+        self._flight: FlightListener | None = None
         self._disk: DiskWatch | None = None
         # Whether Flight calls were still running when the server stopped.
         self.left_calls = False
@@ -322,10 +322,10 @@ class Server:
             await self._listen(loop, broker)
             if self._settings.flight.enabled:
                 from siltstone.broker.listen.flight_listener import (  # noqa: PLC0415 - see above
-                    open_door,
+                    open_flight,
                 )
 
-                self._door = open_door(
+                self._flight = open_flight(
                     self._settings.flight,
                     self._store,
                     broker,
@@ -354,7 +354,7 @@ class Server:
             snapshots.close()
             for listener in self._listeners:
                 await listener.close()
-            await self._close_door()
+            await self._close_flight()
             await self._close_control()
             await self._close_topic_logs()
             for link in links:
@@ -563,8 +563,8 @@ class Server:
         try:
             read = partial(load_access, self._fs, self._settings.access, self._clock)
             broker.use_access(await loop.run_in_executor(None, read))
-            if self._door is not None:
-                self._door.revoke_tokens()
+            if self._flight is not None:
+                self._flight.revoke_tokens()
         except SiltstoneError as exc:
             failures += 1
             log(_LOG, logging.ERROR, "access_reload_failed", error=str(exc))
@@ -574,21 +574,21 @@ class Server:
             except SiltstoneError as exc:
                 failures += 1
                 log(_LOG, logging.ERROR, "certificates_reload_failed", error=str(exc))
-        if self._door is not None:
+        if self._flight is not None:
             try:
-                await loop.run_in_executor(None, self._door.reload)
+                await loop.run_in_executor(None, self._flight.reload)
             except SiltstoneError as exc:
                 failures += 1
                 log(_LOG, logging.ERROR, "certificates_reload_failed", error=str(exc))
         if not failures:
             log(_LOG, logging.INFO, "reloaded")
 
-    async def _close_door(self) -> None:
+    async def _close_flight(self) -> None:
         """Stop Flight, in a thread, because its running calls may need the loop."""
-        door, self._door = self._door, None
-        if door is not None:
+        listener, self._flight = self._flight, None
+        if listener is not None:
             loop = asyncio.get_running_loop()
-            ended = await loop.run_in_executor(None, door.close, self._settings.drain_timeout)
+            ended = await loop.run_in_executor(None, listener.close, self._settings.drain_timeout)
             self.left_calls = not ended
 
     async def _close_control(self) -> None:
@@ -607,7 +607,7 @@ class Server:
         log(_LOG, logging.INFO, "stopping", clients=len(broker.clients))
         for listener in self._listeners:
             await listener.close()
-        await self._close_door()
+        await self._close_flight()
         await self._close_control()
         await self._close_topic_logs()
         for channel in self._channels:

@@ -118,9 +118,9 @@ class Connection(asyncio.Protocol):
         self._error = self._error or error
         transport = self._transport
         if transport is not None and not transport.is_closing():
-            farewell = self._protocol.fail(error)
-            if farewell:
-                transport.write(farewell)
+            last_packet = self._protocol.fail(error)
+            if last_packet:
+                transport.write(last_packet)
             transport.close()
             # Do not wait for a server that has stopped reading.
             asyncio.get_running_loop().call_later(_LINGER_SECONDS, transport.abort)

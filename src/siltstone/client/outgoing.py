@@ -30,6 +30,7 @@ from siltstone.mqtt.publish import (
 )
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import VARIABLE_MAX, Version
+from siltstone.rows.batch import DUP
 
 PACKET_SIZE_MAX: Final = VARIABLE_MAX + 5
 
@@ -41,7 +42,6 @@ _INFLIGHT_BYTES_MAX: Final = 67_108_864
 # From this length on, a topic alias saves more bytes than its property takes.
 _ALIASED_TOPIC_MIN: Final = 16
 _ALIAS_ID: Final = 0x23
-_DUP: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +324,7 @@ class Outgoing:
             self._version,
             [publication.topic for publication in publications],
             [self._payloads[packet_id] for packet_id in ids],
-            [publication.flags | _DUP for publication in publications],
+            [publication.flags | DUP for publication in publications],
             ids,
             [publication.properties for publication in publications],
         )

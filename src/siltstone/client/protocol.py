@@ -223,6 +223,6 @@ class ClientProtocol:
         if self.state is not State.CONNECTED:
             raise ProtocolError(f"the server sent {what} before CONNACK")
 
-    def _end(self, farewell: Disconnect) -> bytes:
+    def _end(self, last_packet: Disconnect) -> bytes:
         self.state = State.OVER
-        return encode(self._version, farewell)
+        return encode(self._version, last_packet)

@@ -21,7 +21,7 @@ class WantedSubscriptions:
     unsubscriptions: tuple[TopicFilter, ...] = ()
 
 
-NO_WISHES: Final = WantedSubscriptions()
+NO_SUBSCRIPTIONS: Final = WantedSubscriptions()
 
 
 class ClientSession:
@@ -33,12 +33,12 @@ class ClientSession:
     def __init__(
         self,
         settings: ClientSettings,
-        wishes: WantedSubscriptions = NO_WISHES,
+        wanted: WantedSubscriptions = NO_SUBSCRIPTIONS,
         *,
         first_packet_id: int = 1,
     ) -> None:
         self.client_id = settings.client_id
-        self.wishes = wishes
+        self.wanted = wanted
         self.ids = PacketIds(first_packet_id)
         self.outgoing = Outgoing(settings.version, self.ids, window=settings.window)
         self.incoming = Incoming()
@@ -66,12 +66,12 @@ class ClientSession:
 
     def _wanted(self) -> list[Subscribe | Unsubscribe]:
         wanted: list[Subscribe | Unsubscribe] = []
-        if self.wishes.unsubscriptions:
+        if self.wanted.unsubscriptions:
             [packet_id] = self.ids.take(1)
-            wanted.append(Unsubscribe(packet_id=packet_id, filters=self.wishes.unsubscriptions))
-        if self.wishes.subscriptions and not self.subscribed:
+            wanted.append(Unsubscribe(packet_id=packet_id, filters=self.wanted.unsubscriptions))
+        if self.wanted.subscriptions and not self.subscribed:
             [packet_id] = self.ids.take(1)
-            wanted.append(Subscribe(packet_id=packet_id, subscriptions=self.wishes.subscriptions))
+            wanted.append(Subscribe(packet_id=packet_id, subscriptions=self.wanted.subscriptions))
         return wanted
 
     def answered(self, packet_id: int) -> Subscribe | Unsubscribe | None:

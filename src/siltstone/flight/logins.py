@@ -36,9 +36,9 @@ class Login(flight.ServerMiddleware):  # type: ignore[misc]  # no types are ship
 class Logins(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # no types are shipped
     """Keeps the login of each call for its method; answers handshakes itself."""
 
-    def __init__(self, gate: FlightAccess) -> None:
+    def __init__(self, access: FlightAccess) -> None:
         super().__init__()
-        self._gate = gate
+        self._access = access
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> Login:
         """Read the header. Raises: FlightUnauthenticatedError for a handshake that fails."""
@@ -46,10 +46,10 @@ class Logins(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # no types 
         if info.method != flight.FlightMethod.HANDSHAKE:
             return Login(header)
         try:
-            visitor = enter(self._gate, header, _SOMEWHERE)
+            visitor = enter(self._access, header, _SOMEWHERE)
         except SiltstoneError as exc:
             raise flight.FlightServerError(str(exc), error_info(exc)) from exc
-        return Login(header, self._gate.token_for(visitor))
+        return Login(header, self._access.token_for(visitor))
 
 
 class Handshakes(flight.ServerAuthHandler):  # type: ignore[misc]  # no types are shipped
@@ -64,10 +64,10 @@ class Handshakes(flight.ServerAuthHandler):  # type: ignore[misc]  # no types ar
         return b""
 
 
-def enter(gate: FlightAccess, header: str, address: str) -> FlightUser:
+def enter(access: FlightAccess, header: str, address: str) -> FlightUser:
     """Admit the caller with this header. Raises: FlightUnauthenticatedError with the reason."""
     caller = parse_caller(header, address)
-    answer = caller if isinstance(caller, str) else gate.enter(caller)
+    answer = caller if isinstance(caller, str) else access.enter(caller)
     if isinstance(answer, str):
         raise flight.FlightUnauthenticatedError(answer, error_info(UsageError(answer)))
     return answer

@@ -45,14 +45,14 @@ class FlightServer:
     def __init__(
         self,
         location: str,
-        desk: FlightOperations,
-        gate: FlightAccess,
+        operations: FlightOperations,
+        access: FlightAccess,
         certificates: Certificates | None = None,
     ) -> None:
         """Start listening. Raises: UsageError when the address is not available."""
         options: dict[str, Any] = {
             "auth_handler": Handshakes(),
-            "middleware": {LOGIN: Logins(gate)},
+            "middleware": {LOGIN: Logins(access)},
         }
         if certificates is not None:
             options["tls_certificates"] = [(certificates.certificate, certificates.key)]
@@ -60,7 +60,7 @@ class FlightServer:
                 options["verify_client"] = True
                 options["root_certificates"] = certificates.client_ca
         try:
-            self._calls = _Calls(location, desk, gate, options)
+            self._calls = _Calls(location, operations, access, options)
         except (OSError, pa.ArrowException) as exc:
             raise UsageError(f"cannot serve Flight at {location}: {exc}") from exc
         self.port: int = self._calls.port
@@ -83,25 +83,29 @@ class _Calls(flight.FlightServerBase):  # type: ignore[misc]  # no types are shi
     """The Flight methods, each with the user that calls it."""
 
     def __init__(
-        self, location: str, desk: FlightOperations, gate: FlightAccess, options: Mapping[str, Any]
+        self,
+        location: str,
+        operations: FlightOperations,
+        access: FlightAccess,
+        options: Mapping[str, Any],
     ) -> None:
         super().__init__(location, **options)
-        self._desk = desk
-        self._gate = gate
+        self._operations = operations
+        self._access = access
 
     def list_flights(
         self, context: flight.ServerCallContext, criteria: bytes
     ) -> Iterator[flight.FlightInfo]:
         with _told(context):
             visitor = self._visitor(context)
-            return iter([*self._desk.flights(_text(criteria, "criteria"), visitor)])
+            return iter([*self._operations.flights(_text(criteria, "criteria"), visitor)])
 
     def get_flight_info(
         self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
     ) -> flight.FlightInfo:
         with _told(context):
             visitor = self._visitor(context)
-            return self._desk.reads.plan(descriptor, _request(descriptor), visitor)
+            return self._operations.reads.plan(descriptor, _request(descriptor), visitor)
 
     def get_schema(
         self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
@@ -115,7 +119,7 @@ class _Calls(flight.FlightServerBase):  # type: ignore[misc]  # no types are shi
         self, context: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.FlightDataStream:
         with _told(context):
-            schema, rows = self._desk.reads.get(ticket.ticket, self._visitor(context))
+            schema, rows = self._operations.reads.get(ticket.ticket, self._visitor(context))
             return flight.GeneratorStream(schema, _telling(context, rows))
 
     def do_put(
@@ -128,7 +132,7 @@ class _Calls(flight.FlightServerBase):  # type: ignore[misc]  # no types are shi
         with _told(context):
             visitor = self._visitor(context)
             batches = (chunk.data for chunk in reader)
-            for answer in self._desk.put(_request(descriptor), batches, visitor):
+            for answer in self._operations.put(_request(descriptor), batches, visitor):
                 writer.write(dump(answer))
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
@@ -141,14 +145,14 @@ class _Calls(flight.FlightServerBase):  # type: ignore[misc]  # no types are shi
             visitor = self._visitor(context)
             body = action.body.to_pybytes()
             if action.type in {BEGIN, REQUEST, END}:
-                return [self._desk.manage(action.type, body, visitor)]
+                return [self._operations.manage(action.type, body, visitor)]
             request = load(body, "request")
-            return [dump(self._desk.act(action.type, request, visitor))]
+            return [dump(self._operations.act(action.type, request, visitor))]
 
     def _visitor(self, context: flight.ServerCallContext) -> FlightUser:
         """Admit the caller. Raises: FlightUnauthenticatedError."""
         header = context.get_middleware(LOGIN).header
-        return enter(self._gate, header, _address(context.peer()))
+        return enter(self._access, header, _address(context.peer()))
 
 
 def _request(descriptor: flight.FlightDescriptor) -> dict[str, Any]:

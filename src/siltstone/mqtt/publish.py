@@ -14,6 +14,7 @@ from mypy_extensions import i32, i64, mypyc_attr
 from siltstone.errors import UsageError
 from siltstone.mqtt.wire import VARIABLE_MAX
 from siltstone.rows.batch import RowBatch
+from siltstone.units import SECOND_US
 
 # The first bytes of acknowledgements.
 PUBACK: Final = 0x40
@@ -24,7 +25,6 @@ PUBCOMP: Final = 0x70
 NO_EXPIRY: Final = -1
 
 _V5: Final = 5
-_SECOND_US: Final = 1_000_000
 # The largest header without topic, properties and payload; and the largest packet.
 _HEADER_SIZE_MAX: Final = 13
 _PACKET_SIZE_MAX: Final = VARIABLE_MAX + 5
@@ -201,7 +201,7 @@ def with_time_left(properties: bytes, left_us: int) -> bytes:
     and at least one second is left. The interval does not grow if a clock went back.
     """
     seconds = expiry_of(properties)
-    left = min(seconds, max(1, -(-left_us // _SECOND_US)))
+    left = min(seconds, max(1, -(-left_us // SECOND_US)))
     return properties if left == seconds else with_expiry(properties, left)
 
 

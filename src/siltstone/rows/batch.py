@@ -14,6 +14,8 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+QOS_BITS: Final = 3
+RETAIN: Final = 4
 STORED_FLAGS: Final = 7
 DUP: Final = 8
 

@@ -24,10 +24,12 @@ from heapq import heapify, heapreplace
 from typing import Final
 
 from siltstone.mqtt.publish import NO_EXPIRY, with_time_left
+from siltstone.rows.batch import DUP
 from siltstone.session.durable.progress import Progress, ShardProgress
-from siltstone.session.sending.delivery import DUP, NEVER, Delivery, Loan, left_us_of, properties_of
+from siltstone.session.sending.delivery import NEVER, Delivery, Loan, left_us_of, properties_of
 from siltstone.session.sending.outbox import Outbox
 from siltstone.store.feed.rows.batch import FeedBatch, rows_by_time
+from siltstone.units import SECOND_US
 
 LEAST_LOADED: Final = "least-loaded"
 ROUND_ROBIN: Final = "round-robin"
@@ -35,7 +37,6 @@ RANDOM: Final = "random"
 STICKY: Final = "sticky"
 STICKY_TOPIC: Final = "sticky-topic"
 
-_US: Final = 1_000_000
 # A member begins with _CREDIT_FIRST rows. Then it is lent as many rows as it acknowledges in
 # _HORIZON_SECONDS plus the round trip of the first of them, but at least _CREDIT_MIN.
 _CREDIT_FIRST: Final = 4
@@ -349,7 +350,7 @@ class Lending:
             return
         if left_us != NO_EXPIRY:
             properties = with_time_left(properties, left_us)
-            expires_at = now + left_us / _US
+            expires_at = now + left_us / SECOND_US
         topic = batch.topics[index]
         member = self._choose(topic, batch.publishers[index])
         if member is None:

@@ -11,7 +11,7 @@ import pytest
 from siltstone.client.client import Client
 from siltstone.client.outgoing import Publication
 from siltstone.client.refusal import RefusedError
-from siltstone.client.session import NO_WISHES, ClientSession, WantedSubscriptions
+from siltstone.client.session import NO_SUBSCRIPTIONS, ClientSession, WantedSubscriptions
 from siltstone.client.settings import ClientSettings
 from siltstone.client.target import Target, TcpTarget, UnixTarget
 from siltstone.clock import ManualClock
@@ -39,12 +39,12 @@ class Bench:
         settings: ClientSettings,
         *script: Exception | None,
         target: Target = HERE,
-        wishes: WantedSubscriptions = NO_WISHES,
+        subscriptions: WantedSubscriptions = NO_SUBSCRIPTIONS,
         server: ModelServer | None = None,
     ) -> None:
         self.server = server or ModelServer()
         self.network = Network(self.server, *script)
-        self.session = ClientSession(settings, wishes)
+        self.session = ClientSession(settings, subscriptions)
         self.clock = ManualClock()
         self.notes: list[str] = []
         self.delivered: list[bytes] = []
@@ -204,10 +204,10 @@ def test_a_lost_session_gets_what_was_not_acknowledged_as_new() -> None:
 def test_a_subscriber_subscribes_again_where_its_session_was_lost(
     forgetful: bool, subscribes: int
 ) -> None:
-    wishes = WantedSubscriptions(
+    subscriptions = WantedSubscriptions(
         subscriptions=(Subscription(filter=TopicFilter.parse("t"), qos=2),)
     )
-    bench = Bench(STUBBORN, wishes=wishes)
+    bench = Bench(STUBBORN, subscriptions=subscriptions)
     bench.server.holding = True
     message = Publish(topic=b"t", payload=b"x", qos=2, packet_id=5)
 

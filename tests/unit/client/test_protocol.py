@@ -5,7 +5,7 @@ import pytest
 from siltstone.client.outgoing import Publication
 from siltstone.client.protocol import ClientProtocol, State
 from siltstone.client.refusal import RefusedError
-from siltstone.client.session import NO_WISHES, ClientSession, WantedSubscriptions
+from siltstone.client.session import NO_SUBSCRIPTIONS, ClientSession, WantedSubscriptions
 from siltstone.client.settings import ClientSettings
 from siltstone.errors import (
     MalformedPacketError,
@@ -52,14 +52,14 @@ class Client:
         self,
         *,
         version: Version = V5,
-        wishes: WantedSubscriptions = NO_WISHES,
+        subscriptions: WantedSubscriptions = NO_SUBSCRIPTIONS,
         keep_alive: int = 60,
         reconnect: bool = False,
     ) -> None:
         self.settings = ClientSettings(
             client_id="c", version=version, keep_alive_seconds=keep_alive, reconnect=reconnect
         )
-        self.session = ClientSession(self.settings, wishes)
+        self.session = ClientSession(self.settings, subscriptions)
         self.now = 1000.0
         self.protocol = ClientProtocol(self.settings, self.session, now=self.now)
         self.delivered: list[bytes] = []
@@ -87,7 +87,7 @@ class Client:
 
 @pytest.mark.parametrize("version", [V3, V5])
 def test_connect_comes_first_and_nothing_before_its_answer(version: Version) -> None:
-    client = Client(version=version, wishes=WantedSubscriptions(subscriptions=SUBSCRIPTIONS))
+    client = Client(version=version, subscriptions=WantedSubscriptions(subscriptions=SUBSCRIPTIONS))
     client.session.outgoing.add(Publication(topic=b"t"), [b"x"])
     connect = client.settings.connect("c", returning=False)
     assert (client.sent(), client.protocol.state) == (client.encoded(connect), State.CONNECTING)
@@ -242,7 +242,7 @@ def test_leaving_before_the_server_has_answered_says_nothing() -> None:
 def test_answered_wishes_are_remembered(version: Version) -> None:
     client = Client(
         version=version,
-        wishes=WantedSubscriptions(subscriptions=SUBSCRIPTIONS, unsubscriptions=FILTERS),
+        subscriptions=WantedSubscriptions(subscriptions=SUBSCRIPTIONS, unsubscriptions=FILTERS),
     ).connected()
     assert client.sent() == client.encoded(
         Unsubscribe(packet_id=1, filters=FILTERS),
@@ -258,14 +258,14 @@ def test_answered_wishes_are_remembered(version: Version) -> None:
 
 
 def test_a_refused_subscription_is_named() -> None:
-    client = Client(wishes=WantedSubscriptions(subscriptions=SUBSCRIPTIONS)).connected()
+    client = Client(subscriptions=WantedSubscriptions(subscriptions=SUBSCRIPTIONS)).connected()
     with pytest.raises(RefusedError) as raised:
         client.receive(SubAck(packet_id=1, reasons=(Reason.GRANTED_QOS_2, Reason.NOT_AUTHORIZED)))
     assert str(raised.value) == ("the server refused the subscription 'b/#': not authorized (0x87)")
 
 
 def test_a_refused_unsubscription_is_named() -> None:
-    client = Client(wishes=WantedSubscriptions(unsubscriptions=FILTERS)).connected()
+    client = Client(subscriptions=WantedSubscriptions(unsubscriptions=FILTERS)).connected()
     with pytest.raises(RefusedError, match="refused the unsubscription 'a': not authorized"):
         client.receive(
             UnsubAck(packet_id=1, reasons=(Reason.NOT_AUTHORIZED, Reason.NO_SUBSCRIPTION_EXISTED))
@@ -273,7 +273,7 @@ def test_a_refused_unsubscription_is_named() -> None:
 
 
 def test_an_answer_with_another_number_of_reasons_is_an_error() -> None:
-    client = Client(wishes=WantedSubscriptions(subscriptions=SUBSCRIPTIONS)).connected()
+    client = Client(subscriptions=WantedSubscriptions(subscriptions=SUBSCRIPTIONS)).connected()
     with pytest.raises(ProtocolError, match="answered 2 filters with 1 reason codes"):
         client.receive(SubAck(packet_id=1, reasons=(Reason.GRANTED_QOS_1,)))
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from siltstone.rows.batch import DUP
 from siltstone.session.durable.progress import Progress
 from siltstone.session.lending import (
     LEAST_LOADED,
@@ -16,7 +17,6 @@ from siltstone.session.lending import (
     Member,
     _filled,
 )
-from siltstone.session.sending.delivery import DUP
 from tests.support.lent_rows import acknowledge, has, member_of, outbox_of, rows_of
 
 SECOND = 1_000_000

@@ -312,7 +312,7 @@ class ClientConnection:
     def welcome(
         self,
         connect: Connect,
-        terms: Negotiated,
+        negotiated: Negotiated,
         identity: Identity,
         session: Session | None,
         *,
@@ -321,11 +321,11 @@ class ClientConnection:
         """Begin the connection with the given session, or create one."""
         broker = self._broker
         if session is None:
-            session = broker.registry.create(terms.client_id, identity.user)
+            session = broker.registry.create(negotiated.client_id, identity.user)
         elif is_present:
             broker.registry.resume(session)
-            broker.wills.cancel(terms.client_id)
-        session.expiry_seconds = terms.expiry_seconds
+            broker.wills.cancel(negotiated.client_id)
+        session.expiry_seconds = negotiated.expiry_seconds
         self._asked_expiry = connect.properties.session_expiry_interval or 0
         self._session = session
         self._intake = PublishReceiver(broker, self, session, identity, self.version)
@@ -339,28 +339,28 @@ class ClientConnection:
             is_bridge=connect.is_bridge,
         )
         self._will = connect.will
-        broker.clients[terms.client_id] = self
+        broker.clients[negotiated.client_id] = self
         broker.count_connected()
         broker.timers.cancel(self._timer)
-        self._requests.restore(partial(self._greet, terms, session, is_present=is_present))
+        self._requests.restore(partial(self._greet, negotiated, session, is_present=is_present))
 
-    def _greet(self, terms: Negotiated, session: Session, *, is_present: bool) -> None:
+    def _greet(self, negotiated: Negotiated, session: Session, *, is_present: bool) -> None:
         """Send CONNACK, and start reading and sending."""
         broker = self._broker
         requests = self._asked
         self._is_greeted = True
-        self._keep_alive.begin(terms.keep_alive_seconds)
-        accepted = ConnAck(session_present=is_present, properties=terms.properties)
+        self._keep_alive.begin(negotiated.keep_alive_seconds)
+        accepted = ConnAck(session_present=is_present, properties=negotiated.properties)
         self._outlet.write(encode(self.version, accepted))
         outbox = session.outbox
         outbox.sink = self._outlet.write
         outbox.refill = requests.refill
         outbox.attach(
             self.version,
-            terms.window,
-            terms.packet_size_max,
+            negotiated.window,
+            negotiated.packet_size_max,
             broker.limits.write_buffer_max,
-            terms.alias_out_max,
+            negotiated.alias_out_max,
             broker.shell.now(),
         )
         requests.begin(is_present=is_present)

@@ -1,4 +1,4 @@
-"""The steps from CONNECT to a session: terms, credentials, and the takeover of a connection.
+"""The steps from CONNECT to a session: negotiated, credentials, and the takeover of a connection.
 
 A login ends with `welcome`, or with `end` and a reason. After a failure, the next password of the
 same user and address waits before it is hashed, and its refusal is delayed again. Both delays grow
@@ -42,7 +42,7 @@ class Login:
         "_connect",
         "_credentials",
         "_identity",
-        "_terms",
+        "_negotiated",
         "_timer",
         "_visitor",
     )
@@ -57,13 +57,15 @@ class Login:
     def begin(self, credentials_of: Callable[[str], Credentials]) -> str:
         """Start the login; return the address of the client."""
         broker = self._broker
-        terms = agree(self._connect, broker.limits, broker.assigned_id())
-        self._credentials = credentials_of("" if isinstance(terms, Reason) else terms.client_id)
-        if isinstance(terms, Reason):
-            self._visitor.end(terms)
+        negotiated = agree(self._connect, broker.limits, broker.assigned_id())
+        self._credentials = credentials_of(
+            "" if isinstance(negotiated, Reason) else negotiated.client_id
+        )
+        if isinstance(negotiated, Reason):
+            self._visitor.end(negotiated)
             return self._credentials.address
-        self._terms = terms
-        if is_turned_away(broker, self._visitor, terms.client_id):
+        self._negotiated = negotiated
+        if is_turned_away(broker, self._visitor, negotiated.client_id):
             return self._credentials.address
         if self._is_locked_out():
             return self._credentials.address
@@ -189,13 +191,13 @@ class Login:
             self._take_place()
         else:
             SessionEntry(
-                self._broker, durables, self._visitor, self._connect, self._terms, identity
+                self._broker, durables, self._visitor, self._connect, self._negotiated, identity
             ).begin()
 
     def _take_place(self) -> None:
         """Replace an earlier connection, once the outcome of its publishes is known."""
         broker = self._broker
-        client_id = self._terms.client_id
+        client_id = self._negotiated.client_id
         if broker.waiting.get(client_id) is self._visitor:
             del broker.waiting[client_id]
         # Other clients may have connected during the login, or during the wait.
@@ -236,5 +238,5 @@ class Login:
             return
         broker.timers.cancel(self._timer)
         self._visitor.welcome(
-            self._connect, self._terms, self._identity, session, is_present=session is not None
+            self._connect, self._negotiated, self._identity, session, is_present=session is not None
         )

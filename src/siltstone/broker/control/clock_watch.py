@@ -21,6 +21,7 @@ from siltstone.logs import log
 from siltstone.manage.sessions import NameClock
 from siltstone.manage.verb import Nothing
 from siltstone.store.directory import Store
+from siltstone.units import SECOND_US
 
 AHEAD: Final = (
     "the system clock jumped forward: the broker continues with its own time until the clock is "
@@ -46,7 +47,6 @@ _HOLDS: Final = {
     "back": ("timestamps", "retention", "expiry"),
     "absent": ("retention", "expiry of sessions, wills and retained messages from before"),
 }
-_US: Final = 1_000_000
 _NOTE_SECONDS: Final = 60.0
 _LOG: Final = logging.getLogger("siltstone.clock")
 
@@ -70,8 +70,8 @@ def clock_document(
         "text": _TEXTS[word],
         "store_time_us": state.now_us,
         "wall_clock_us": state.wall_us,
-        "ahead_seconds": state.ahead_us / _US,
-        "absent_seconds": state.held_us / _US,
+        "ahead_seconds": state.ahead_us / SECOND_US,
+        "absent_seconds": state.held_us / SECOND_US,
         "held": state.is_held,
         "held_for_seconds": state.since_seconds,
         "believed_in_seconds": state.left_seconds,
@@ -87,9 +87,9 @@ def watch_clock(
     state = clock.state()
     newest = newest_us or {}
     word = clock_word(state, max(newest.values(), default=None), clock.jump_us)
-    facts: dict[str, object] = {"ahead_seconds": round(state.ahead_us / _US)}
+    facts: dict[str, object] = {"ahead_seconds": round(state.ahead_us / SECOND_US)}
     if word == "absent":
-        facts = {"absent_seconds": round(state.held_us / _US)}
+        facts = {"absent_seconds": round(state.held_us / SECOND_US)}
     elif word == "stamped":
         facts = {"databases": ",".join(_ahead(newest, state.now_us + clock.jump_us))}
     # A machine that was switched off is not an error.
@@ -151,8 +151,8 @@ class ClockWatch:
             _LOG,
             logging.WARNING,
             "clock_confirmed",
-            ahead_seconds=round(before.ahead_us / _US),
-            absent_seconds=round(before.held_us / _US),
+            ahead_seconds=round(before.ahead_us / SECOND_US),
+            absent_seconds=round(before.held_us / SECOND_US),
         )
         await self.look()
         await self._note()

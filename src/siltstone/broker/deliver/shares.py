@@ -25,6 +25,7 @@ from siltstone.session.lending import Member
 from siltstone.session.sending.delivery import NEVER, Budget, Delivery
 from siltstone.session.sending.outbox import Outbox, Ready
 from siltstone.session.sending.waiting import Waiting
+from siltstone.units import SECOND_US
 
 ROUND_ROBIN: Final = "round-robin"
 RANDOM: Final = "random"
@@ -37,7 +38,6 @@ _CLEAR: Final = 3
 _BUSY: Final = 2
 _AWAY: Final = 1
 
-_US: Final = 1_000_000
 _STUCK_SECONDS: Final = 1.0
 _RELIEVED_MAX: Final = 1_000
 # The flags of a message that its receivers may see: QoS and retain.
@@ -351,7 +351,7 @@ class ShareGroup:
                 member.outbox.expired += 1
                 return
             # [MQTT-3.3.2-6]. The message itself stays as it is: a snapshot may still need it.
-            properties = with_time_left(properties, round((expires_at - now) * _US))
+            properties = with_time_left(properties, round((expires_at - now) * SECOND_US))
         member.send(delivery.topic, delivery.payload, delivery.flags, properties, expires_at)
 
     def _measure(self, now: float) -> None:

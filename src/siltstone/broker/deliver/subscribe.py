@@ -24,6 +24,7 @@ from siltstone.mqtt.packets import Subscribe, Subscription, Unsubscribe
 from siltstone.mqtt.publish import with_time_left
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import encode_variable
+from siltstone.rows.batch import RETAIN
 from siltstone.session.lending import Member
 from siltstone.session.sending.delivery import NEVER
 from siltstone.session.sending.outbox import Outbox
@@ -31,7 +32,6 @@ from siltstone.session.session import Session
 from siltstone.session.subscribed import Subscribed
 from siltstone.topic.grammar import TopicFilter
 
-_RETAIN: Final = 4
 # Steps of a walk through the retained messages in one turn, for one client.
 _STEPS_MAX: Final = 1000
 # Disconnected sessions that keep their position in the walk through the retained messages.
@@ -283,7 +283,7 @@ def _send_retained(
         properties = with_time_left(properties, left_us)
         expires_at = now + left_us / 1_000_000
     # [MQTT-3.3.1-8]: a message that is sent for a new subscription has the retain flag.
-    flags = min(message.flags & 3, subscribed.subscription.qos) | _RETAIN
+    flags = min(message.flags & 3, subscribed.subscription.qos) | RETAIN
     properties += _encoded(subscribed.identifier)
     outbox.offer(message.topic, message.body(), flags, properties, expires_at)
 

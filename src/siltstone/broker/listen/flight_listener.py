@@ -63,14 +63,14 @@ class FlightListener:
     """The Flight servers of a broker: one for the network, one for programs of the same user."""
 
     def __init__(
-        self, settings: FlightSettings, desk: FlightOperations, gate: BrokerFlightAccess
+        self, settings: FlightSettings, operations: FlightOperations, access: BrokerFlightAccess
     ) -> None:
         """Serve the network. Raises: UsageError."""
         self._settings = settings
-        self._desk = desk
-        self._gate = gate
+        self._operations = operations
+        self._access = access
         self._certificates = read_certificates(settings)
-        self._network = FlightServer(settings.address, desk, gate, self._certificates)
+        self._network = FlightServer(settings.address, operations, access, self._certificates)
         self._local: FlightServer | None = None
         self._socket: PurePath | None = None
         # Servers that a reload replaced; their calls may still run.
@@ -85,13 +85,13 @@ class FlightListener:
 
     def serve_socket(self, data: PurePath) -> None:
         """Also serve programs of the same user, on a socket. Raises: UsageError, DiskError."""
-        self._local = FlightServer(socket_node(data).url, self._desk, OpenAccess())
+        self._local = FlightServer(socket_node(data).url, self._operations, OpenAccess())
         self._socket = StorePaths(data).flight_socket
         PosixFileSystem().set_mode(self._socket, _SOCKET_MODE)
 
     def revoke_tokens(self) -> None:
         """Revoke all tokens, because the users may have changed."""
-        self._gate.tokens.clear()
+        self._access.tokens.clear()
 
     def reload(self) -> None:
         """Use new certificates for future connections.
@@ -109,7 +109,9 @@ class FlightListener:
             address = self._settings.model_copy(update={"port": self.port}).address
             self._network.end()
             self._replaced.append(self._network)
-            self._network = _patiently(lambda: FlightServer(address, self._desk, self._gate, found))
+            self._network = _patiently(
+                lambda: FlightServer(address, self._operations, self._access, found)
+            )
             self._certificates = found
 
     def close(self, timeout: float) -> bool:
@@ -139,23 +141,23 @@ def _patiently(serve: Callable[[], FlightServer]) -> FlightServer:
     return serve()
 
 
-def open_door(
+def open_flight(
     settings: FlightSettings,
     store: Store,
     broker: Broker,
-    operations: ControlOperations | None = None,
+    control: ControlOperations | None = None,
 ) -> FlightListener:
     """Open the Flight servers of a broker. Raises: UsageError, DiskError."""
     fs = PosixFileSystem()
     announce = partial(announce_rows, broker, broker.settings.storage.database)
     management = None
-    if operations is not None:
-        management = FlightManagement(operations, broker.settings.control_timeout)
+    if control is not None:
+        management = FlightManagement(control, broker.settings.control_timeout)
     commits = Commits(Staging(fs, store.path), announce)
-    desk = FlightOperations(fs, store, commits, announce, management)
-    door = FlightListener(settings, desk, BrokerFlightAccess(settings, broker))
+    operations = FlightOperations(fs, store, commits, announce, management)
+    listener = FlightListener(settings, operations, BrokerFlightAccess(settings, broker))
     address = settings.address.rpartition(":")[0]
-    log(_LOG, logging.INFO, "flight_listening", address=f"{address}:{door.port}")
+    log(_LOG, logging.INFO, "flight_listening", address=f"{address}:{listener.port}")
     socket = StorePaths(store.path).flight_socket
     if len(str(socket).encode()) > _SOCKET_SIZE_MAX:
         log(
@@ -166,8 +168,8 @@ def open_door(
             remedy="use a shorter data directory, or set the option url of the Spark sink",
         )
     else:
-        door.serve_socket(store.path)
-    return door
+        listener.serve_socket(store.path)
+    return listener
 
 
 def read_certificates(settings: FlightSettings) -> Certificates | None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 
-from siltstone.broker.broker import RETAIN, Broker
+from siltstone.broker.broker import Broker
 from siltstone.errors import SiltstoneError
 from siltstone.logs import log
 from siltstone.mqtt.flow import find_flags, pick
 from siltstone.mqtt.publish import NO_EXPIRY, PublishBatch, expiry_of, stored_properties
+from siltstone.rows.batch import RETAIN
 from siltstone.store.log.write.partition import Columns
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final
 
 from siltstone.broker.access.access import Identity
-from siltstone.broker.broker import RETAIN, Broker
+from siltstone.broker.broker import Broker
 from siltstone.broker.deliver.backpressure import Backpressure
 from siltstone.broker.listen.outlet import Owner
 from siltstone.broker.publish.append import Producer
@@ -41,9 +41,9 @@ from siltstone.mqtt.flow import (
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
+from siltstone.rows.batch import DUP, RETAIN
 from siltstone.session.session import Session
 
-_DUP: Final = 8
 # The bit that only QoS 2 has.
 QOS2: Final = 2
 _ALLOWED_MAX: Final = 10_000
@@ -493,7 +493,7 @@ class PublishReceiver:
         seen: list[int] = []
         for index, packet_id in enumerate(batch.packet_ids):
             known = dispatched.pop(packet_id, None)
-            is_again = batch.flags[index] & 3 == 2 and batch.flags[index] & _DUP != 0
+            is_again = batch.flags[index] & 3 == 2 and batch.flags[index] & DUP != 0
             if is_again and known == _hash_of(batch, index):
                 seen.append(index)
         return without(batch, seen) if seen else batch

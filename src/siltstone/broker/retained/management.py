@@ -11,10 +11,11 @@ import logging
 from functools import partial
 from typing import Final
 
-from siltstone.broker.broker import RETAIN, Broker
+from siltstone.broker.broker import Broker
 from siltstone.broker.retained.messages import Exchange, RetainedMessages
 from siltstone.logs import log
 from siltstone.manage.sessions import NameTopics
+from siltstone.rows.batch import RETAIN
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import TopicFilter
 

@@ -26,12 +26,13 @@ from siltstone.broker.settings.broker import Limits
 from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from siltstone.mqtt.publish import NO_EXPIRY
+from siltstone.rows.batch import QOS_BITS, RETAIN
 from siltstone.store.database import Database, Durability
-from siltstone.store.log.read.pieces import QOS_MASK, RETAIN
 from siltstone.store.slab.manifest import SlabId
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.index import TopicIndex
+from siltstone.units import SECOND_US
 
 VOLATILE_PREFIX: Final = b"$SYS/"
 
@@ -40,7 +41,6 @@ _STEP_ROWS: Final = 250
 _STEP_BYTES: Final = 256 * 1024
 # After a failed compaction, for example on a full disk, wait this long before the next one.
 _RETRY_SECONDS: Final = 60.0
-_SECOND_US: Final = 1_000_000
 
 
 class Exchange(NamedTuple):
@@ -136,10 +136,10 @@ class RetainedMessages:
                 after = Retained(
                     topic if before is None else before.topic,
                     payloads[number],
-                    flags[number] & QOS_MASK | RETAIN,
+                    flags[number] & QOS_BITS | RETAIN,
                     properties[number] if properties else b"",
                     now_us,
-                    0 if expiry == NO_EXPIRY else now_us + expiry * _SECOND_US,
+                    0 if expiry == NO_EXPIRY else now_us + expiry * SECOND_US,
                     publisher,
                 )
             count_after = count + (after is not None) - (before is not None)

@@ -37,6 +37,7 @@ from siltstone.session.sending.outbox import Outbox
 from siltstone.store.feed.pool import Feed
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.topic.grammar import TopicFilter
+from siltstone.units import SECOND_US
 
 Act = Callable[[], None]
 
@@ -47,7 +48,6 @@ _LOOK_SECONDS: Final = 1.0
 _PASSED_LOOKS: Final = 30
 # The interval for saving groups whose members have unacknowledged rows.
 _SAVE_SECONDS: Final = 0.1
-_US: Final = 1_000_000
 # The number of groups without members that one turn of the loop saves.
 PARKED_AT_ONCE: Final = 20
 # The number of groups that are loaded or created together. Their answers take one turn of the loop.
@@ -470,7 +470,7 @@ class StoredShareGroups:
             return
         state = found.state
         empty_us = state.empty_since_us
-        if empty_us is None or self._clock.passed_us(empty_us) < state.expiry_seconds * _US:
+        if empty_us is None or self._clock.passed_us(empty_us) < state.expiry_seconds * SECOND_US:
             turn.end()
         else:
             step = turn.step("its group to be deleted", turn.end)

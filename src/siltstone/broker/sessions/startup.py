@@ -167,9 +167,9 @@ async def open_control(
         deeds |= control.deeds
     else:
         deeds |= deeds_in_memory()
-    desk = ControlOperations(broker, deeds, _host(store, broker))
-    desk.afterwards = {"db-set": partial(_reclaim_if_set, store, broker)}
-    return await serve_control(fs, store.path, desk, broker.settings.control_timeout)
+    operations = ControlOperations(broker, deeds, _host(store, broker))
+    operations.afterwards = {"db-set": partial(_reclaim_if_set, store, broker)}
+    return await serve_control(fs, store.path, operations, broker.settings.control_timeout)
 
 
 def _host(store: Store, broker: Broker) -> Host:

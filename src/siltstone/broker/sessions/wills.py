@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 from siltstone.broker.sessions.timers import Timer, Timers
 from siltstone.mqtt.encode import encode_message_properties
 from siltstone.mqtt.packets import Will
 from siltstone.mqtt.publish import PublishBatch
+from siltstone.rows.batch import RETAIN
 from siltstone.session.archive.records import SavedWill
 from siltstone.session.session import Session
 
 # The retain flag of a stored row.
-_RETAIN: Final = 4
 
 Publish = Callable[[Session, Will], None]
 
@@ -85,7 +84,7 @@ def batch_of(will: SavedWill) -> PublishBatch:
     batch = PublishBatch()
     batch.topics.append(will.topic)
     batch.values.append(will.payload)
-    batch.flags.append(will.qos | (_RETAIN if will.retain else 0))
+    batch.flags.append(will.qos | (RETAIN if will.retain else 0))
     batch.packet_ids.append(0)
     if will.properties:
         batch.properties.append(will.properties)

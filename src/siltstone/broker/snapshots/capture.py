@@ -23,6 +23,7 @@ from siltstone.broker.deliver.shares import ShareGroup, Subscriber
 from siltstone.broker.retained.log import Retained
 from siltstone.mqtt.encode import encode_message_properties
 from siltstone.mqtt.packets import Will
+from siltstone.rows.batch import RETAIN
 from siltstone.session.sending.delivery import NEVER, Delivery
 from siltstone.session.sending.outbox import Outbox
 from siltstone.session.session import Session
@@ -37,10 +38,9 @@ from siltstone.snapshot.format.records import (
     SubscriptionState,
     WaitingWill,
 )
+from siltstone.units import SECOND_US
 
-_RETAIN: Final = 4
 _ROW_FLAGS: Final = 7
-_SECOND_US: Final = 1_000_000
 # This many messages take about as long to capture as one session.
 _INFLIGHT_PER_COUNT: Final = 8
 _QUEUED_PER_COUNT: Final = 250
@@ -214,7 +214,7 @@ class Capture:
             yield WaitingWill(
                 topic=will.topic,
                 payload=will.payload,
-                flags=will.qos | (_RETAIN if will.retain else 0),
+                flags=will.qos | (RETAIN if will.retain else 0),
                 properties=encode_message_properties(will.properties),
                 due_us=self._wall_us(due),
             )
@@ -234,7 +234,7 @@ class Capture:
 
     def _wall_us(self, at: float) -> int:
         """Convert a time of the loop to a time of the wall clock."""
-        return self._now_us + round((at - self._now) * _SECOND_US)
+        return self._now_us + round((at - self._now) * SECOND_US)
 
 
 def _copy(group: ShareGroup, shared: Shared) -> None:

@@ -22,6 +22,7 @@ from siltstone.mqtt.packets import Subscription, Will
 from siltstone.mqtt.properties import decode_properties
 from siltstone.mqtt.publish import stored_properties
 from siltstone.mqtt.wire import PacketType, Reader, encode_variable
+from siltstone.rows.batch import RETAIN
 from siltstone.session.sending.delivery import NEVER, Delivery, Spilled
 from siltstone.session.session import Session
 from siltstone.session.subscribed import Subscribed
@@ -37,9 +38,8 @@ from siltstone.snapshot.format.records import (
     WaitingWill,
 )
 from siltstone.topic.grammar import TopicFilter
+from siltstone.units import SECOND_US
 
-_RETAIN: Final = 4
-_SECOND_US: Final = 1_000_000
 # Replaces an expiry time of 0, which would mean never.
 _JUST_BEFORE: Final = -1e-9
 
@@ -119,7 +119,7 @@ class SnapshotLoad:
         self._rights = None
         # If the clock went back, the session counts as active now, not in the future.
         passed_us = max(0, self._broker.clock.passed_us(record.last_active_us))
-        self._left_at = self._now - passed_us / _SECOND_US
+        self._left_at = self._now - passed_us / SECOND_US
         self.sessions += 1
 
     def _end(self) -> None:
@@ -177,12 +177,12 @@ class SnapshotLoad:
 
     def _will(self, record: WaitingWill) -> Will:
         reader = Reader(encode_variable(len(record.properties)) + record.properties)
-        left = max(0.0, -self._broker.clock.passed_us(record.due_us) / _SECOND_US)
+        left = max(0.0, -self._broker.clock.passed_us(record.due_us) / SECOND_US)
         return Will(
             topic=record.topic,
             payload=record.payload,
             qos=record.flags & 3,
-            retain=bool(record.flags & _RETAIN),
+            retain=bool(record.flags & RETAIN),
             properties=replace(
                 decode_properties(reader, PacketType.PUBLISH),
                 will_delay_interval=ceil(left) or None,
@@ -191,7 +191,7 @@ class SnapshotLoad:
 
     def _time_of(self, time_us: int) -> float:
         """Convert a time of the wall clock to a time of the loop."""
-        return self._now + (time_us - self._now_us) / _SECOND_US
+        return self._now + (time_us - self._now_us) / SECOND_US
 
 
 def _spilled(payload: bytes) -> Spilled | None:

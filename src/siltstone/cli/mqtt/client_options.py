@@ -19,7 +19,7 @@ from siltstone.client.client import Client
 from siltstone.client.connection import Deliver
 from siltstone.client.packet_ids import PACKET_ID_MAX
 from siltstone.client.refusal import RefusedError, system_words
-from siltstone.client.session import NO_WISHES, ClientSession, WantedSubscriptions
+from siltstone.client.session import NO_SUBSCRIPTIONS, ClientSession, WantedSubscriptions
 from siltstone.client.settings import SESSION_FOREVER, WINDOW_DEFAULT, ClientSettings
 from siltstone.client.target import (
     PORT,
@@ -85,14 +85,14 @@ class Plan:
     # The topic in the URL of --url.
     topic: str | None
 
-    def session(self, wishes: WantedSubscriptions = NO_WISHES) -> ClientSession:
+    def session(self, wanted: WantedSubscriptions = NO_SUBSCRIPTIONS) -> ClientSession:
         """Return a new session.
 
         A session that the server kept may contain packet ids of an earlier run. The server would
         take new packets with these ids for repetitions, so a kept session starts with a random id.
         """
         first = randbelow(PACKET_ID_MAX) + 1 if self.settings.keep_session else 1
-        return ClientSession(self.settings, wishes, first_packet_id=first)
+        return ClientSession(self.settings, wanted, first_packet_id=first)
 
     def client(
         self, session: ClientSession, *, deliver: Deliver, wanted: Callable[[], None] = _nothing

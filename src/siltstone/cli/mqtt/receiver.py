@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 from siltstone.cli.mqtt.rendering import Render
 from siltstone.clock import Clock
 from siltstone.mqtt.flow import pick
 from siltstone.mqtt.publish import PublishBatch
-
-_RETAIN: Final = 4
+from siltstone.rows.batch import RETAIN
 
 
 class Retained(Enum):
@@ -70,8 +69,8 @@ class Receiver:
             return range(taken), taken
         wanted: list[int] = []
         for index, flag in enumerate(flags):
-            if len(wanted) == left or (self._retained is Retained.ONLY and not flag & _RETAIN):
+            if len(wanted) == left or (self._retained is Retained.ONLY and not flag & RETAIN):
                 return wanted, index
-            if self._retained is Retained.ONLY or not flag & _RETAIN:
+            if self._retained is Retained.ONLY or not flag & RETAIN:
                 wanted.append(index)
         return wanted, len(flags)

@@ -126,7 +126,7 @@ def sub(
         raise UsageError("--no-retained and --retained-only exclude each other; pass one of them")
     render = choose_render(output_format, json=json, verbose=verbose, no_newline=no_newline)
     filters = topics or ([] if chosen.topic is None else [chosen.topic])
-    wishes = WantedSubscriptions(
+    wanted = WantedSubscriptions(
         subscriptions=tuple(
             Subscription(
                 filter=TopicFilter.parse(text),
@@ -141,7 +141,7 @@ def sub(
     retained = Retained.LEFT_OUT if no_retained else Retained.SHOWN
     if retained_only:
         retained = Retained.ONLY
-    _receive(chosen, wishes, render, count_max=count, retained=retained, timeout=timeout)
+    _receive(chosen, wanted, render, count_max=count, retained=retained, timeout=timeout)
 
 
 def choose_render(text: str | None, *, json: bool, verbose: bool, no_newline: bool) -> Render:
@@ -156,17 +156,17 @@ def choose_render(text: str | None, *, json: bool, verbose: bool, no_newline: bo
 
 def _receive(
     chosen: Plan,
-    wishes: WantedSubscriptions,
+    wanted: WantedSubscriptions,
     render: Render,
     *,
     count_max: int | None,
     retained: Retained,
     timeout: float | None,
 ) -> None:
-    if not wishes.subscriptions and not wishes.unsubscriptions:
+    if not wanted.subscriptions and not wanted.unsubscriptions:
         raise UsageError("topic is missing; name topics with --topic")
-    session = chosen.session(wishes)
-    if not wishes.subscriptions:
+    session = chosen.session(wanted)
+    if not wanted.subscriptions:
         session.finish()
     receiver = Receiver(
         sys.stdout.buffer,

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Any, BinaryIO, Final, NamedTuple, Never
 
 from siltstone.errors import UsageError
-from siltstone.store.log.read.pieces import RETAIN
+from siltstone.rows.batch import RETAIN
 from siltstone.store.log.write.partition import Columns
 from siltstone.store.slab.settings import VALUE_BYTES_MAX
 from siltstone.topic.grammar import TOPIC_SIZE_MAX, check_topic

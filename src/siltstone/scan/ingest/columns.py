@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.errors import UsageError
+from siltstone.rows.batch import RETAIN
 from siltstone.scan.columns.properties import UNDECODED, decode, encode
-from siltstone.store.log.read.pieces import RETAIN
 from siltstone.store.log.write.partition import Columns
 from siltstone.topic.grammar import check_topic
 

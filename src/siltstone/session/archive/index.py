@@ -26,6 +26,7 @@ from siltstone.session.archive.records import (
     SavedSubscription,
 )
 from siltstone.store.tx.transaction import Transaction
+from siltstone.units import SECOND_US
 
 WILL: Final = "will"
 EXPIRY: Final = "expiry"
@@ -33,7 +34,6 @@ GROUP: Final = "group"
 # At the same time the will comes first: the end of the session would delete it.
 KINDS: Final = (WILL, EXPIRY, GROUP)
 
-_SECOND_US: Final = 1_000_000
 # The number of counts after which `moving` lets its caller pause.
 COUNTS_AT_ONCE: Final = 200
 
@@ -64,7 +64,7 @@ def expires_at_us(session: SavedSession) -> int | None:
     """Return when a disconnected session expires; None if it never does or is connected."""
     if session.away_since_us is None or session.expiry_seconds == NEVER_EXPIRES:
         return None
-    return session.away_since_us + session.expiry_seconds * _SECOND_US
+    return session.away_since_us + session.expiry_seconds * SECOND_US
 
 
 def will_at_us(session: SavedSession) -> int | None:
@@ -72,7 +72,7 @@ def will_at_us(session: SavedSession) -> int | None:
     if session.away_since_us is None or session.will is None:
         return None
     delay = min(session.will.delay_seconds, session.expiry_seconds)
-    return session.away_since_us + delay * _SECOND_US
+    return session.away_since_us + delay * SECOND_US
 
 
 def session_index(
@@ -102,7 +102,7 @@ def group_index(group: SavedGroup, keys: GroupKeys) -> Index:
     """Return the index of a group."""
     rows: dict[str, bytes] = {}
     if group.empty_since_us is not None and group.expiry_seconds != NEVER_EXPIRES:
-        at_us = group.empty_since_us + group.expiry_seconds * _SECOND_US
+        at_us = group.empty_since_us + group.expiry_seconds * SECOND_US
         rows[due_topic(at_us, GROUP, keys.word)] = keys.id.encode()
     return Index(rows, {COUNT_GROUPS: b""})
 

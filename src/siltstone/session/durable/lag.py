@@ -131,10 +131,10 @@ class _Wanted:
             topic_filter = TopicFilter.parse(one.filter)
             if topic_filter.group is None and one.qos:
                 self.filters.append(topic_filter)
-                wish = WantedFilter(
+                wanted = WantedFilter(
                     one.qos, one.no_local, one.retain_as_published, b"", dict(one.since), None
                 )
-                self._matcher.put(topic_filter.levels, one.filter, wish)
+                self._matcher.put(topic_filter.levels, one.filter, wanted)
 
     def counts(self, batch: FeedBatch, index: int) -> bool:
         """Tell whether the session will receive a row."""
@@ -143,8 +143,8 @@ class _Wanted:
             return False
         is_own = batch.publishers[index] == self._publisher
         for value in self._matcher.match(batch.topics[index]):
-            wish = cast("WantedFilter", value)
-            if serial >= wish.since.get(shard, 0) and not (is_own and wish.no_local):
+            wanted = cast("WantedFilter", value)
+            if serial >= wanted.since.get(shard, 0) and not (is_own and wanted.no_local):
                 return not _is_expired(batch, index, self._now_us)
         return False
 

@@ -12,19 +12,20 @@ from __future__ import annotations
 from typing import Final, cast
 
 from siltstone.mqtt.publish import NO_EXPIRY, with_time_left
+from siltstone.rows.batch import DUP
 from siltstone.session.durable.backlog import Backlog
 from siltstone.session.durable.progress import Progress, ShardProgress
 from siltstone.session.durable.wanted import WantedFilter
-from siltstone.session.sending.delivery import DUP, NEVER, Delivery, left_us_of, properties_of
+from siltstone.session.sending.delivery import NEVER, Delivery, left_us_of, properties_of
 from siltstone.session.sending.outbox import Outbox
 from siltstone.store.feed.rows.batch import FeedBatch, rows_by_time
 from siltstone.topic.matcher import Matcher
+from siltstone.units import SECOND_US
 
 # The user property that tells a client how many rows were lost before this message.
 LOST_PROPERTY: Final = b"siltstone-lost-rows"
 _WANTS_MAX: Final = 10_000
 _ROW_FLAGS: Final = 7
-_US: Final = 1_000_000
 
 
 class Want:
@@ -32,8 +33,8 @@ class Want:
     the row from which on all of them apply.
     """
 
-    def __init__(self, wishes: list[WantedFilter]) -> None:
-        self.wishes = wishes
+    def __init__(self, filters: list[WantedFilter]) -> None:
+        self.filters = filters
         self.qos = -1
         self.away_qos = -1
         self.keeps_retain = False
@@ -42,22 +43,22 @@ class Want:
         self.latest = 0
         # The options for the session's own messages, if they differ.
         self.own: Want | None = None
-        for wish in wishes:
-            self.qos = max(self.qos, wish.qos)
-            self.away_qos = max(self.away_qos, wish.away_qos)
-            self.keeps_retain = self.keeps_retain or wish.keeps_retain
+        for wanted in filters:
+            self.qos = max(self.qos, wanted.qos)
+            self.away_qos = max(self.away_qos, wanted.away_qos)
+            self.keeps_retain = self.keeps_retain or wanted.keeps_retain
             # [MQTT-3.3.4-3]: the identifiers of all subscriptions that match.
-            self.identifiers += wish.identifier
-            for shard, serial in wish.since.items():
+            self.identifiers += wanted.identifier
+            for shard, serial in wanted.since.items():
                 self.since[shard] = max(self.since.get(shard, 0), serial)
                 self.latest = max(self.latest, serial)
 
 
-def _want(wishes: list[WantedFilter]) -> Want:
-    want = Want(wishes)
+def _want(filters: list[WantedFilter]) -> Want:
+    want = Want(filters)
     # [MQTT-3.8.3-3].
-    others = [wish for wish in wishes if not wish.no_local]
-    if len(others) < len(wishes):
+    others = [wanted for wanted in filters if not wanted.no_local]
+    if len(others) < len(filters):
         want.own = Want(others)
     return want
 
@@ -84,9 +85,9 @@ class Reader:
         # Lost rows, which the next message of QoS 1 or 2 reports.
         self._untold = 0
 
-    def put(self, text: str, levels: tuple[bytes, ...], wish: WantedFilter) -> None:
+    def put(self, text: str, levels: tuple[bytes, ...], wanted: WantedFilter) -> None:
         """Add a filter, or replace its former options."""
-        self._matcher.put(levels, text, wish)
+        self._matcher.put(levels, text, wanted)
         self._wants.clear()
 
     def remove(self, text: str, levels: tuple[bytes, ...]) -> None:
@@ -194,7 +195,7 @@ class Reader:
                 return None
             # [MQTT-3.3.2-6]: less the time that the message waited in the store.
             properties = with_time_left(properties, left_us)
-            expires_at = now + left_us / _US
+            expires_at = now + left_us / SECOND_US
         if sent is None and self._is_too_much(batch, index, lane, wall_us):
             self.dropped += 1
             self.progress.freed += 1
@@ -243,7 +244,9 @@ class Reader:
         want = self._want_of(batch.topics[index])
         if serial < want.latest and serial < want.since.get(shard, 0):
             # One subscription is newer than others, so not all of them apply to this row.
-            want = _want([wish for wish in want.wishes if serial >= wish.since.get(shard, 0)])
+            want = _want(
+                [wanted for wanted in want.filters if serial >= wanted.since.get(shard, 0)]
+            )
         own = want.own
         if own is not None and batch.publishers[index] == self._publisher:
             return own
@@ -260,13 +263,13 @@ class Reader:
 
     def _find(self, topic: bytes) -> Want:
         """Compute the wanted options of a topic and cache them."""
-        wishes: list[WantedFilter] = []
+        filters: list[WantedFilter] = []
         for value in self._matcher.match(topic):
-            wish = cast("WantedFilter", value)
-            if wish.may_receive(topic):
-                wishes.append(wish)
+            wanted = cast("WantedFilter", value)
+            if wanted.may_receive(topic):
+                filters.append(wanted)
         if len(self._wants) >= _WANTS_MAX:
             self._wants.clear()
-        want = _want(wishes)
+        want = _want(filters)
         self._wants[topic] = want
         return want

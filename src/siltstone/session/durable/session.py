@@ -15,6 +15,7 @@ from typing import Final
 from siltstone.logs import log
 from siltstone.mqtt.packets import Subscription
 from siltstone.mqtt.publish import NO_EXPIRY, expiry_of
+from siltstone.rows.batch import DUP
 from siltstone.session.archive.owned.session import OwnedSession
 from siltstone.session.archive.records import (
     NOT_STORED,
@@ -30,16 +31,16 @@ from siltstone.session.durable.saved_progress import done_of, places, position_o
 from siltstone.session.durable.saves import Act, SaveScheduler, SaveTicket
 from siltstone.session.durable.wanted import WantedFilter
 from siltstone.session.inbound import Inbound
-from siltstone.session.sending.delivery import DUP, NEVER, Delivery
+from siltstone.session.sending.delivery import NEVER, Delivery
 from siltstone.session.sending.outbox import Outbox
 from siltstone.session.subscribed import Subscribed
 from siltstone.store.feed.pool import Feed
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.topic.grammar import TopicFilter
+from siltstone.units import SECOND_US
 
 _LOG: Final = logging.getLogger("siltstone.sessions")
 _STORED_FLAGS: Final = 7
-_US: Final = 1_000_000
 # Rows beyond the window that may wait in memory, so that each acknowledgement finds a row to send.
 _AHEAD: Final = 256
 
@@ -107,7 +108,7 @@ class Durable:
         """
         state = self.owned.bare
         self.credit = window + _AHEAD
-        self._epoch_us = wall_us - round(now * _US)
+        self._epoch_us = wall_us - round(now * SECOND_US)
         restore_progress(self.progress, state.position, state.done)
         for shard, end in ends.items():
             lane = self.progress.lane(shard)
@@ -442,7 +443,7 @@ class Durable:
         seconds = expiry_of(delivery.properties)
         arrived_us = 0
         if delivery.expires_at != NEVER and seconds != NO_EXPIRY:
-            arrived_us = self._epoch_us + round((delivery.expires_at - seconds) * _US)
+            arrived_us = self._epoch_us + round((delivery.expires_at - seconds) * SECOND_US)
         return SavedMessage(
             delivery.packet_id,
             delivery.topic,
@@ -457,7 +458,7 @@ class Durable:
         seconds = expiry_of(message.properties)
         if seconds != NO_EXPIRY and message.arrived_us:
             # NEVER is 0.0: a result of 0.0 is replaced by a time in the past.
-            expires_at = seconds + (message.arrived_us - self._epoch_us) / _US or -1.0
+            expires_at = seconds + (message.arrived_us - self._epoch_us) / SECOND_US or -1.0
         delivery = Delivery(
             message.topic, message.payload, message.flags, message.properties, expires_at
         )

@@ -18,10 +18,9 @@ from siltstone.mqtt.publish import (
 )
 from siltstone.session.durable.progress import ShardProgress
 from siltstone.store.feed.rows.batch import FeedBatch
+from siltstone.units import SECOND_US
 
 NEVER: Final = 0.0
-DUP: Final = 8
-_US: Final = 1_000_000
 # The memory of a waiting message beside its bytes.
 _OVERHEAD: Final = 250
 
@@ -127,7 +126,7 @@ def properties_of(batch: FeedBatch, index: int) -> bytes:
 def left_us_of(properties: bytes, arrived_us: int, wall_us: int) -> int:
     """Return the time in µs until a message expires; NO_EXPIRY if it never does."""
     seconds = expiry_of(properties) if properties else NO_EXPIRY
-    return NO_EXPIRY if seconds == NO_EXPIRY else max(0, arrived_us + seconds * _US - wall_us)
+    return NO_EXPIRY if seconds == NO_EXPIRY else max(0, arrived_us + seconds * SECOND_US - wall_us)
 
 
 def is_last(first: int, delivery: Delivery) -> bool:
@@ -140,5 +139,5 @@ def is_last(first: int, delivery: Delivery) -> bool:
 def grow_old(delivery: Delivery, now: float) -> None:
     """[MQTT-3.3.2-6]: reduce the expiry interval by the time that the message has waited."""
     if delivery.expires_at != NEVER:
-        left_us = round((delivery.expires_at - now) * _US)
+        left_us = round((delivery.expires_at - now) * SECOND_US)
         delivery.properties = with_time_left(delivery.properties, left_us)

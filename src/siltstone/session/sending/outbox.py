@@ -26,8 +26,9 @@ from siltstone.mqtt.publish import (
     PublishWriter,
     encode_acks,
 )
+from siltstone.rows.batch import DUP
 from siltstone.session.durable.progress import Progress, ShardProgress
-from siltstone.session.sending.delivery import DUP, NEVER, Budget, Delivery, grow_old, is_last
+from siltstone.session.sending.delivery import NEVER, Budget, Delivery, grow_old, is_last
 from siltstone.session.sending.inflight import Inflight
 from siltstone.session.sending.waiting import Unsaved, Waiting
 

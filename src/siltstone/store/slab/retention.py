@@ -8,8 +8,8 @@ from typing import Final, Protocol
 from siltstone.errors import UsageError
 from siltstone.store.slab.drops import Why
 from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
+from siltstone.units import SECOND_US
 
-_SECOND_US = 1_000_000
 # If only a retention is set, a generation is this fraction of it, so that one can be dropped.
 _RETAINED_GENERATIONS = 8
 _ROTATE_BYTES_MIN = 65_536
@@ -57,7 +57,7 @@ def due_for_turn(
     if rotate_bytes is not None and size_bytes >= rotate_bytes:
         return True
     age_us = now_us - record.since_us
-    return rotate_seconds is not None and age_us >= rotate_seconds * _SECOND_US
+    return rotate_seconds is not None and age_us >= rotate_seconds * SECOND_US
 
 
 def sets_rotation(settings: Limits) -> bool:
@@ -121,7 +121,7 @@ def due_for_drop(
         assert record.ended_us is not None
         too_old = (
             settings.retain_seconds is not None
-            and passed_us(record.ended_us) >= settings.retain_seconds * _SECOND_US
+            and passed_us(record.ended_us) >= settings.retain_seconds * SECOND_US
         )
         too_much = settings.retain_bytes is not None and total > settings.retain_bytes
         if too_old or too_much:

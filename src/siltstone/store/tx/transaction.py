@@ -72,9 +72,9 @@ class Transaction:
         "_given_times",
         "_operations",
         "_owner",
-        "_sight",
         "_timed",
         "_timeout",
+        "_view",
         "committed",
     )
 
@@ -85,7 +85,7 @@ class Transaction:
         self._timed = context.timed
         self._operations = Operations(context.term, context.generation, latest, id_digest)
         self._timeout = timeout
-        self._sight: TransactionView | None = None
+        self._view: TransactionView | None = None
         self._ended = False
         self._owner = get_ident()
         # Whether the commit is done; an error of `commit` after that comes from a callback.
@@ -244,12 +244,12 @@ class Transaction:
         operations = self._operations
         if operations.writes:
             # The commit deletes first, so own writes that this deletion covers are removed now.
-            sight = self._looked()
-            end = sight.settled(until)
+            view = self._looked()
+            end = view.settled(until)
             operations.writes = {
                 row: value
                 for row, value in operations.writes.items()
-                if not (since <= sight.settled(row[1]) < end and parsed.matches(row[0]))
+                if not (since <= view.settled(row[1]) < end and parsed.matches(row[0]))
             }
         operations.add_deletion(Deletion(parsed, since, until))
         if not exact_topic(parsed):
@@ -381,9 +381,9 @@ class Transaction:
     def _end(self) -> None:
         self._check_open()
         self._ended = True
-        if self._sight is not None:
-            self._sight.release()
-            self._sight = None
+        if self._view is not None:
+            self._view.release()
+            self._view = None
 
     def _call_back_when(self, ticket: CommitTicket) -> None:
         if ticket.error is None:
@@ -434,11 +434,11 @@ class Transaction:
     def _looked(self) -> TransactionView:
         """Return the view of the transaction; the first read determines its moment."""
         self._check_open()
-        sight = self._sight
-        if sight is None:
+        view = self._view
+        if view is None:
             context = self._context
-            sight = self._sight = TransactionView(context.slab, context.clock, self._operations)
-        return sight
+            view = self._view = TransactionView(context.slab, context.clock, self._operations)
+        return view
 
     def _row(self, found: Found) -> Row:
         return Row(

@@ -23,7 +23,8 @@ from siltstone.cli.output.sinks import (
     shortened,
 )
 from siltstone.cli.store.records import Record, read_csv
-from siltstone.store.log.read.pieces import COLUMNS, RETAIN, SCHEMA, schema_of
+from siltstone.rows.batch import RETAIN
+from siltstone.store.log.read.pieces import COLUMNS, SCHEMA, schema_of
 
 START_US = 1_700_000_000_000_000
 

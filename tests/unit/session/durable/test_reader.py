@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from siltstone.rows.batch import DUP
 from siltstone.session.archive.records import SavedInflight
 from siltstone.session.durable.progress import Progress
 from siltstone.session.durable.reader import Reader
 from siltstone.session.durable.wanted import WantedFilter
-from siltstone.session.sending.delivery import DUP
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.topic.grammar import TopicFilter
 from tests.support.feed_rows import WALL_US, rows

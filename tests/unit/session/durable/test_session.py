@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from siltstone.mqtt.packets import Subscription
+from siltstone.rows.batch import DUP
 from siltstone.session.archive.owned.session import OwnedSession
 from siltstone.session.archive.records import (
     NOT_STORED,
@@ -21,7 +22,7 @@ from siltstone.session.archive.records import (
 )
 from siltstone.session.durable.progress import Progress
 from siltstone.session.durable.session import Durable, new_session
-from siltstone.session.sending.delivery import DUP, Delivery, Loan
+from siltstone.session.sending.delivery import Delivery, Loan
 from siltstone.session.sending.outbox import Outbox
 from siltstone.topic.grammar import TopicFilter
 from tests.support.archive_builders import ArchiveWorld

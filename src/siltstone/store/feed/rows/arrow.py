@@ -12,13 +12,12 @@ from typing import Final, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
+from siltstone.rows.batch import QOS_BITS, RETAIN
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.rows.decode import load_parts
 from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import (
     COLUMNS,
-    QOS_MASK,
-    RETAIN,
     SCHEMA,
     Piece,
     Row,
@@ -37,7 +36,7 @@ class Choose(Protocol):
     def __call__(self, column: list[T], /) -> list[T]: ...
 
 
-_QOS: Final = [flags & QOS_MASK for flags in range(256)]
+_QOS: Final = [flags & QOS_BITS for flags in range(256)]
 _RETAIN: Final = [flags & RETAIN != 0 for flags in range(256)]
 _TIMESTAMP: Final = SCHEMA.field("timestamp").type
 
@@ -109,7 +108,7 @@ _MEMORY: Final[dict[str, Callable[[FeedBatch], pa.Array]]] = {
     "topic": _topic,
     "timestamp": lambda batch: pa.array(batch.timestamps, pa.int64()).view(_TIMESTAMP),
     "publisher": lambda batch: pa.array(batch.publishers, pa.binary()).view(pa.string()),
-    "qos": lambda batch: pa.array([flags & QOS_MASK for flags in batch.flags], pa.uint8()),
+    "qos": lambda batch: pa.array([flags & QOS_BITS for flags in batch.flags], pa.uint8()),
     "retain": lambda batch: pa.array([bool(flags & RETAIN) for flags in batch.flags], pa.bool_()),
     "properties": _properties,
     "value": lambda batch: pa.array(batch.values, pa.binary()),

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from siltstone.store.log.read.pieces import QOS_MASK, RETAIN, SCHEMA, Row, integers, make_rows
+from siltstone.rows.batch import QOS_BITS, RETAIN
+from siltstone.store.log.read.pieces import SCHEMA, Row, integers, make_rows
 from siltstone.store.segment.frame import (
     DIRECTORY,
     FLAGS,
@@ -127,7 +128,7 @@ class FrameRows:
                 self._topic_strings(),
                 _binaries(self.column("value")),
                 _strings(self.publishers()),
-                (flags & QOS_MASK).tolist(),
+                (flags & QOS_BITS).tolist(),
                 (flags & RETAIN != 0).tolist(),
                 _binaries(self.column("properties")) if self.has_properties() else repeat(b""),
                 self.times().tolist(),
@@ -364,7 +365,7 @@ _READERS: Final[dict[str, Callable[[FrameRows], pa.Array]]] = {
     "topic": FrameRows.topics,
     "timestamp": lambda rows: array_of(rows.times(), _TIMESTAMP),
     "publisher": FrameRows.publishers,
-    "qos": lambda rows: array_of(rows.flags() & QOS_MASK, pa.uint8()),
+    "qos": lambda rows: array_of(rows.flags() & QOS_BITS, pa.uint8()),
     "retain": lambda rows: _booleans(rows.flags() & RETAIN != 0),
     "properties": lambda rows: rows.texts(PROPERTY_OFFSETS, PROPERTIES),
     "value": lambda rows: rows.texts(VALUE_OFFSETS, VALUES),

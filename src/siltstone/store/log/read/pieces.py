@@ -19,14 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.errors import UsageError
+from siltstone.rows.batch import QOS_BITS, RETAIN
 from siltstone.scalars import scalar
 from siltstone.store.segment.view import FrameView
 from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.structure import Stream
 
 _CODES: Final[dict[int, Literal["b", "h", "i", "q"]]] = {1: "b", 2: "h", 4: "i", 8: "q"}
-QOS_MASK: Final = 0b11
-RETAIN: Final = 0b100
 
 SCHEMA: Final = pa.schema(
     [
@@ -195,7 +194,7 @@ def _timestamp(piece: Piece) -> pa.Array:
 def _qos(piece: Piece) -> pa.Array:
     flags = piece.frame.flags(piece.start, piece.stop)
     if isinstance(flags, int):
-        return _constant(flags & QOS_MASK, pa.uint8(), piece.num_rows)
+        return _constant(flags & QOS_BITS, pa.uint8(), piece.num_rows)
     return qos_of(piece.chosen(flags))
 
 
@@ -208,7 +207,7 @@ def _retain(piece: Piece) -> pa.Array:
 
 def qos_of(flags: pa.Array) -> pa.Array:
     """Return the QoS from each row's flags."""
-    return pc.bit_wise_and(flags, scalar(QOS_MASK, pa.uint8()))
+    return pc.bit_wise_and(flags, scalar(QOS_BITS, pa.uint8()))
 
 
 def retain_of(flags: pa.Array) -> pa.Array:
@@ -267,7 +266,7 @@ def _piece_rows(piece: Piece) -> list[Row]:
             _topics(piece),
             piece.column("value").to_pylist(),
             _publishers(piece),
-            repeat(flags & QOS_MASK) if shared else _qos(piece).to_pylist(),
+            repeat(flags & QOS_BITS) if shared else _qos(piece).to_pylist(),
             repeat(bool(flags & RETAIN)) if shared else _retain(piece).to_pylist(),
             piece.column("properties").to_pylist() if frame.has_properties() else repeat(b""),
             integers(times),

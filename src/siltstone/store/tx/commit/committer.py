@@ -50,6 +50,7 @@ from siltstone.store.tx.operations import (
 from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.store.writer.commit_log import LOCAL_LOG, CommitLog, Record, RecordKind
 from siltstone.topic.structure import Structure
+from siltstone.units import SECOND_US
 
 # Returns the error if this many bytes cannot be written now, None if they can. It is called before
 # anything is written, because RocksDB does not recover after the disk was full once.
@@ -59,7 +60,6 @@ Told = Callable[[int, ChangeList], None]
 
 _GROUP_BYTES: Final = 16 * 1024 * 1024
 _FORGET_A_GROUP: Final = 256
-_SECOND_US: Final = 1_000_000
 
 
 class KeyValueRecord(Record):
@@ -223,7 +223,7 @@ class Committer:
         group = self._group
         if group.size_bytes >= _GROUP_BYTES:
             return True
-        return operations.deletes_by_wildcard and group.is_crowded()
+        return operations.deletes_by_wildcard and group.is_large()
 
     def _accept(self, operations: Operations) -> SiltstoneError | None:
         """Add a transaction to the group unless it is a duplicate; return the error if refused."""
@@ -449,7 +449,7 @@ class Committer:
         for remembered in self._ids.values():
             catalog.put_id(changes, shard, remembered)
         now_us = self._now_us
-        expired_us = now_us - int(self.settings.remember_ids * _SECOND_US)
+        expired_us = now_us - int(self.settings.remember_ids * SECOND_US)
         if self._oldest_id_us >= expired_us:
             return
         oldest = catalog.oldest_ids(self._engine, shard, _FORGET_A_GROUP)

@@ -29,7 +29,7 @@ from siltstone.topic.structure import Structure
 # More rows of one topic than this are deleted as one range, without reading the rest.
 _RUN_MAX: Final = 16
 # A deletion by wildcards scans the pending changes; with more than this, they are stored first.
-_CROWD: Final = 512
+_MANY_VALUES: Final = 512
 
 
 class PendingGroup:
@@ -58,9 +58,9 @@ class PendingGroup:
         # All changes in order, if feeds need them; `values` has only the last one of each row.
         self.changes = changes
 
-    def is_crowded(self) -> bool:
+    def is_large(self) -> bool:
         """Return whether a scan of the pending changes would take too long."""
-        return len(self.values) > _CROWD
+        return len(self.values) > _MANY_VALUES
 
     def release(self) -> None:
         """Release the view of the stored data."""

@@ -5,10 +5,11 @@ from random import Random
 
 import pytest
 
+from siltstone.rows.batch import QOS_BITS, RETAIN
 from siltstone.store.feed.reading import StoreSource
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
-from siltstone.store.log.read.pieces import QOS_MASK, RETAIN, Row
+from siltstone.store.log.read.pieces import Row
 from tests.support.builders import naive_match, new_database, read_rows
 from tests.support.feed_builders import parsed
 
@@ -54,7 +55,7 @@ def rows_in(batch: FeedBatch) -> list[Row]:
             batch.topics[i].decode(),
             batch.values[i],
             batch.publishers[i].decode(),
-            batch.flags[i] & QOS_MASK,
+            batch.flags[i] & QOS_BITS,
             bool(batch.flags[i] & RETAIN),
             batch.properties[i] if batch.properties else b"",
             batch.timestamps[i],

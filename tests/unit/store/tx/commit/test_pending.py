@@ -164,9 +164,9 @@ def test_a_group_is_crowded_by_what_it_holds() -> None:
     shop = Workshop([])
     for time_us in range(512):
         shop.group.put(b"a", time_us, b"")
-    assert not shop.group.is_crowded()
+    assert not shop.group.is_large()
     shop.group.put(b"a", 512, b"vvv")
-    assert shop.group.is_crowded()
+    assert shop.group.is_large()
     assert shop.group.size_bytes == 513 * len(shop.key("a", 0)) + 3
 
 
