@@ -14,7 +14,7 @@ from random import Random
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.snapshot.format.contents import ContentsInFile
 from siltstone.snapshot.format.records import QueuedMessage, Record
-from siltstone.snapshot.loader import load_snapshot
+from siltstone.snapshot.loader import apply_snapshot, verify_snapshot
 from siltstone.snapshot.writer import publish_snapshot
 from tests.support.snapshots import ABOUT, queued, session
 
@@ -55,7 +55,7 @@ def main(action: str, name: str, count: int) -> None:
             fs.open(path, writable=False) as file,
             fs.create(path.with_name("contents")) as spill,
         ):
-            load_snapshot(file, ContentsInFile(spill), sink)
+            apply_snapshot(file, ContentsInFile(spill), sink, verify_snapshot(file))
         assert sink.payload_bytes == count * PAYLOAD_BYTES
     sys.stdout.write(f"{peak_bytes() - before}\n")
 

@@ -65,6 +65,8 @@ class ReadOptions:
     rows_per_partition: int | None = None
     bytes_per_partition: int = 128 * 1024 * 1024
     fails_on_loss: bool = True
+    # How the caller accepts losses, for messages.
+    accept_loss: str = "set failOnDataLoss=false"
     rows_per_trigger: int | None = None
     bytes_per_trigger: int | None = None
     rows_to_wait_for: int | None = None

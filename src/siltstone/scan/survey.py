@@ -121,7 +121,7 @@ def refuse_losses(losses: Sequence[Loss], options: ReadOptions) -> None:
         gone = "; ".join(str(loss) for loss in losses)
         raise SlabDroppedError(
             f"the query needs rows that are not in the store: {gone}; they were dropped, or the "
-            "offsets belong to another store; set failOnDataLoss=false to skip them"
+            f"offsets belong to another store; {options.accept_loss} to skip them"
         )
 
 
@@ -139,7 +139,7 @@ def own_offsets(offsets: Offsets, origin: DatabaseIdentity, options: ReadOptions
         raise SlabDroppedError(
             f"the offsets belong to an earlier database of this name, which was dropped: "
             f"offsets={told(identity)} database={origin.text}; start with a new checkpoint, or "
-            "set failOnDataLoss=false to read the present database from its beginning"
+            f"{options.accept_loss} to read the present database from its beginning"
         )
     return None
 

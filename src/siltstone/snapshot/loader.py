@@ -178,17 +178,6 @@ def verify_snapshot(file: File, plain_bytes_max: int = 0) -> Summary:
     return reader.summary()
 
 
-def load_snapshot(file: File, contents: Contents, sink: StateSink) -> Summary:
-    """Check a whole snapshot, then pass its records to the sink.
-
-    Raises: CorruptionError, in which case the sink has received nothing, unless the file has
-    changed meanwhile; UsageError for a newer version.
-    """
-    checked = verify_snapshot(file)
-    apply_snapshot(file, contents, sink, checked)
-    return checked
-
-
 def apply_snapshot(file: File, contents: Contents, sink: StateSink, checked: Summary) -> None:
     """Pass the records of a snapshot that was checked before to the sink.
 

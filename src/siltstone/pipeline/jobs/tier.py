@@ -9,8 +9,8 @@ rows that are in the lake according to the ledger may be dropped from the store.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import PurePath
@@ -159,16 +159,6 @@ class TierReport:
         )
 
 
-@contextmanager
-def _with_own_option() -> Iterator[None]:
-    """Replace the option of the source in an error message by the option of this job."""
-    try:
-        yield
-    except SlabDroppedError as exc:
-        own = "tier with --ignore-loss, or fails_on_loss=False,"
-        raise SlabDroppedError(str(exc).replace("set failOnDataLoss=false", own)) from exc
-
-
 class TierJob:
     """Tiers one database; it holds the lock of the lake until it is closed."""
 
@@ -208,13 +198,13 @@ class TierJob:
             rows_per_batch=65_536,
             bytes_per_partition=_TASK_BYTES,
             fails_on_loss=settings.fails_on_loss,
+            accept_loss="tier with --ignore-loss, or fails_on_loss=False,",
         )
 
     def close(self) -> None:
         """Release the lock."""
         self._closing.close()
 
-    @_with_own_option()
     def step(self) -> TierStep | None:
         """Tier one batch; return None if there are no rows to tier. Raises: SiltstoneError."""
         opened = self._ledger.open
