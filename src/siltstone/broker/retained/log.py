@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from siltstone.clock import Clock
 from siltstone.mqtt.publish import stored_properties
-from siltstone.session.sending.delivery import Spilled
 from siltstone.rows.batch import RETAIN
+from siltstone.session.sending.delivery import Spilled
 from siltstone.store.database import Database, Durability
 from siltstone.store.log.write.partition import Columns
 from siltstone.store.slab.manifest import SlabId
