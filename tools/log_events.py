@@ -151,6 +151,7 @@ MEANINGS: Final = {
     "database_not_of_cluster": "The cluster has no database of this name, or another one, so this "
     "site does not replicate its own.",
     "log_gap": "A message of a shared log is missing or damaged; the site reads again.",
+    "log_trimmed": "What all sites have synced was removed from a shared log.",
     "log_unreachable": "A shared log cannot be read now; the site tries again.",
     "nats_ended": "The NATS server of this site has ended; it is started again.",
     "nats_found": "The NATS server of an earlier start still runs, and this site uses it.",

@@ -27,6 +27,9 @@ def test_a_killed_leader_loses_nothing_that_was_acknowledged(tmp_path: Path) -> 
         sites.wait_for_rows(len(sites.acknowledged))
         until(lambda: sites.rows(leader) == sites.rows(others[0]), "the killed site caught up")
         _check(sites)
+        # What all sites have synced leaves the shared log.
+        sites.publish(others[0], "third", [b"3-%d" % i for i in range(250)])
+        until(lambda: sites.status("a")["shards"]["messages/0"]["first"] > 1, "the log is trimmed")
         # The servers end with the sites, and everything is there again after a start of all.
         for broker in sites.brokers.values():
             broker.terminate()
@@ -63,6 +66,6 @@ def _check(sites: Sites) -> None:
     rows = sites.rows("a")
     assert rows == sites.rows("b") == sites.rows("c")
     assert sorted(rows) == sorted(sites.acknowledged)
-    for prefix in (b"2-a-", b"2-b-", b"2-c-", b"a-", b"b-", b"c-"):
+    for prefix in (b"2-a-", b"2-b-", b"2-c-", b"3-", b"a-", b"b-", b"c-"):
         wanted = [payload for payload in sites.acknowledged if payload.startswith(prefix)]
         assert [payload for payload in rows if payload.startswith(prefix)] == wanted

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import PurePath
+from random import Random
 
 import pytest
 
@@ -16,6 +17,8 @@ from siltstone.store.database import Database
 from siltstone.store.directory import Store
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.log.write.partition import Columns
+from siltstone.store.shard.replicated.port import NotLeaderError
+from siltstone.store.slab.manifest import SlabId
 from siltstone.store.slab.settings import DatabaseSettings
 from tests.support.shared_log import MemorySite, SharedLogs
 
@@ -55,6 +58,20 @@ class Three:
         log = self.sites[name].attached["m", 0]
         log.claim()
         until(lambda: log.view.leads, f"{name} leads")
+
+    @property
+    def alive(self) -> set[str]:
+        return {name for name, site in self.sites.items() if not site.is_cut}
+
+    def leader(self) -> str:
+        # A site that was deposed may not have read it yet.
+        views = {name: self.sites[name].attached["m", 0].view for name in self.alive}
+        return max((view.term, name) for name, view in views.items() if view.leads)[1]
+
+    def crash(self, name: str, rng: Random) -> None:
+        """Cut the power of a site; what it had not synced is kept in part."""
+        self.sites[name].crash()
+        self.files[name] = self.files[name].crash_clone(rng)
 
     def tick(self) -> None:
         for site in list(self.sites.values()):
@@ -167,3 +184,90 @@ def test_without_a_cluster_a_replicated_database_is_only_read(three: Three) -> N
         database = store.database("m")
         with pytest.raises(UsageError):
             database.append([Row("t", b"x")])
+
+
+def test_generations_drops_and_settings_are_the_same_at_all_sites(three: Three) -> None:
+    three.lead("a")
+    leader = three.databases["a"]
+    three.append("a", b"1")
+    leader.seal()
+    three.append("a", b"2")
+    leader.configure(flush_interval=0.005, rotate_bytes=1 << 20)
+    leader.seal()
+    three.append("b", b"3")
+    three.settle()
+    leader.drop_slab(SlabId(0, 1))
+    three.settle()
+    manifests = [three.databases[name].slabs() for name in "abc"]
+    assert [[slab.slab.generation for slab in slabs] for slabs in manifests] == [[2, 3]] * 3
+    assert [three.databases[name].settings for name in "abc"] == [leader.settings] * 3
+    assert [value for _, value in three.rows("b")] == [b"2", b"3"]
+    assert three.rows("a") == three.rows("b") == three.rows("c")
+
+
+def test_only_the_leader_drops_and_changes_settings(three: Three) -> None:
+    three.lead("a")
+    three.append("a", b"1")
+    three.databases["a"].seal()
+    three.settle()
+    with pytest.raises(NotLeaderError, match="run this there: a"):
+        three.databases["b"].drop_slab(SlabId(0, 1))
+    with pytest.raises(NotLeaderError, match="run this there: a"):
+        three.databases["b"].configure(flush_interval=0.5)
+    assert three.rows("b") == three.rows("a")
+
+
+def test_a_log_that_stores_messages_twice_changes_nothing(three: Three) -> None:
+    three.sites["a"].repeats = three.sites["b"].repeats = True
+    three.lead("a")
+    three.append("b", *[b"%d" % i for i in range(10)])
+    three.settle()
+    assert [value for _, value in three.rows("c")] == [b"%d" % i for i in range(10)]
+
+
+def test_what_a_cut_off_leader_had_taken_goes_to_the_next_one(three: Three) -> None:
+    three.lead("a")
+    three.append("a", b"1")
+    three.sites["a"].is_cut = True
+    ticket = three.databases["a"].append(Columns([b"t"], [b"2"]))
+    three.lead("b")
+    three.sites["a"].is_cut = False
+
+    def is_done() -> bool:
+        three.tick()
+        return ticket.done
+
+    until(is_done, "the call has an outcome")
+    ticket.wait(0)
+    three.append("a", b"3")
+    three.settle()
+    for name in "abc":
+        assert [value for _, value in three.rows(name)] == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_power_cuts_lose_nothing_and_repeat_nothing(three: Three, seed: int) -> None:
+    rng = Random(seed)
+    sent: list[bytes] = []
+    three.lead("a")
+    for step in range(6):
+        values = [b"%d-%d" % (step, i) * rng.choice([1, 900]) for i in range(rng.randrange(1, 9))]
+        three.append(rng.choice(sorted(three.alive)), *values)
+        sent += values
+        if rng.random() < 0.5:
+            three.tick()
+        if rng.random() < 0.3:
+            leader = three.leader()
+            three.databases[leader].seal()
+        victim = rng.choice("abc")
+        three.crash(victim, rng)
+        survivor = rng.choice(sorted(three.alive))
+        three.lead(survivor)
+        three.append(survivor, b"between")
+        sent.append(b"between")
+        three.start(victim)
+    three.settle()
+    for name in "abc":
+        found = [value for _, value in three.rows(name)]
+        assert sorted(found) == sorted(sent)
+    assert three.rows("a") == three.rows("b") == three.rows("c")

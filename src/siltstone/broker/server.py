@@ -141,6 +141,7 @@ def run_server(
             store = closing.enter_context(open_store(settings.data, clock=clock, cluster=cluster))
             if cluster is not None:
                 cluster.start()
+                cluster.serve(store.ensure)
             server = Server(
                 settings,
                 store,

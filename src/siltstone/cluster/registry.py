@@ -1,5 +1,6 @@
 """What all sites agree on: a bucket of JetStream, changed by compare-and-set only.
 
+    place.<shard>   the sites of a shard, and the sequence below which its log is trimmed
     db.<database>   how a replicated database was created: salt, time, settings, and a nonce for the
                     log of each shard; `state` is founding until all streams exist, then ready
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from siltstone.store.shard.replicated.log import EPOCH
 from siltstone.store.shard.replicated.port import Founding
 from siltstone.store.slab.manifest import Manifest
 from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.writer.replication.membership import Placement, trim
 from siltstone.store.writer.replication.messages import DIGEST_BYTES, Identity
 
 BUCKET: Final = "siltstone"
@@ -161,6 +163,35 @@ class Registry:
             await self._found_streams(known)
         return known
 
+    async def plan_trim(
+        self, key: str, synced: Mapping[str, int], last: int, now_us: int
+    ) -> int | None:
+        """Write down how far the log of a shard is trimmed; return the new first sequence.
+
+        All sites of the cluster are in sync: a site that is away stops all trimming, because it
+        could not come back. None if there is nothing to trim, or if another site was faster.
+
+        Raises: NatsError.
+        """
+        name = f"place.{key}"
+        try:
+            entry = await self.bucket.get(name)
+            assert entry.value is not None
+            before, revision = decode_placement(entry.value), entry.revision
+        except KeyNotFoundError:
+            sites = frozenset(synced)
+            before, revision = Placement(replicas=sites, insync=sites), 0
+        if before.insync != frozenset(synced):
+            return None
+        after = trim(before, synced=synced, holds=(), last=last, now_us=now_us)
+        if after is None:
+            return None
+        try:
+            await self.bucket.update(name, encode_placement(after), revision)
+        except KeyWrongLastSequenceError:
+            return None
+        return after.trim
+
     async def _found_streams(self, known: Registered) -> None:
         for shard, nonce in enumerate(known.nonces):
             identity = Identity(database=known.identity, shard=shard, epoch=EPOCH)
@@ -178,6 +209,26 @@ class Registry:
         except KeyWrongLastSequenceError:
             # Another site finished it too.
             await asyncio.sleep(0)
+
+
+def encode_placement(placement: Placement) -> bytes:
+    """Return the bytes of an entry of the registry."""
+    values = {
+        "replicas": sorted(placement.replicas),
+        "insync": sorted(placement.insync),
+        "trim": placement.trim,
+    }
+    return json.dumps(values).encode()
+
+
+def decode_placement(data: bytes) -> Placement:
+    """Return the placement that an entry describes."""
+    values = json.loads(data)
+    return Placement(
+        replicas=frozenset(values["replicas"]),
+        insync=frozenset(values["insync"]),
+        trim=values["trim"],
+    )
 
 
 async def patiently(

@@ -118,6 +118,11 @@ async def found_stream(
         raise ApiError(name.subject, error.get("err_code", 0), error.get("description", ""))
 
 
+def stream_of(identity: Identity) -> str:
+    """Return the name of the stream of a shard."""
+    return StreamName.of(identity).stream
+
+
 class LogTail:
     """Reads the stream of one shard for its log, and publishes to it. On the loop of the site."""
 
@@ -132,6 +137,7 @@ class LogTail:
         self._heard_at = 0.0
         self._again = asyncio.Event()
         self._lower = 0
+        self.first = 1
         self.last = 0
         # How often in a row the next message was missing.
         self.gaps = 0
@@ -175,7 +181,7 @@ class LogTail:
         state, config = info["state"], info["config"]
         nonce = bytes.fromhex(config.get("metadata", {}).get("nonce", ""))
         bounds = Bounds(first=state["first_seq"], last=state["last_seq"], nonce=nonce)
-        self.last = bounds.last
+        self.first, self.last = bounds.first, bounds.last
         if nonce == self._nonce and bounds.last < self.shard.view.progress.sequence:
             self._lower += 1
             if self._lower < _LOWER_TIMES:

@@ -30,9 +30,10 @@ from siltstone.clock import Clock
 from siltstone.cluster.nats_process import PAYLOAD_MAX, USER, NatsProcess
 from siltstone.cluster.registry import Registered, Registry, patiently
 from siltstone.cluster.settings import ClusterSettings
-from siltstone.cluster.shared_log import ApiError, Connection, LogTail
+from siltstone.cluster.shared_log import ApiError, Connection, LogTail, stream_of
 from siltstone.errors import OutcomeUnknownError, SiltstoneError
 from siltstone.fs.api import FileSystem
+from siltstone.guard import contain
 from siltstone.logs import log
 from siltstone.store.shard.replicated.calls import decode_call, encode_answer
 from siltstone.store.shard.replicated.log import ReplicatedLog
@@ -53,6 +54,9 @@ _STOP_SECONDS: Final = 15.0
 _AWAY_SECONDS: Final = 3.0
 _BEATS: Final = "silt.beat"
 _PING_SECONDS: Final = 3
+_TIDY_SECONDS: Final = 2.0
+# A log is trimmed when it has this many messages that all sites have synced.
+_TRIM_MESSAGES: Final = 200
 
 
 @dataclass(slots=True)
@@ -78,6 +82,10 @@ def _now_us() -> int:
     return time.monotonic_ns() // 1000
 
 
+# Opens a database, or creates it with these settings.
+OpenDatabase = Callable[[str, DatabaseSettings], object]
+
+
 class ClusterSite:
     """This process as a site of a cluster; the store uses it to commit replicated rows."""
 
@@ -99,6 +107,8 @@ class ClusterSite:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._said_at = -_SAY_SECONDS
         self._problem = "it is starting"
+        self._open_database: OpenDatabase | None = None
+        self._opened: set[str] = set()
 
     # From any thread.
 
@@ -108,6 +118,10 @@ class ClusterSite:
         self._started.wait()
         if self._failure is not None:
             raise self._failure
+
+    def serve(self, open_database: OpenDatabase) -> None:
+        """Open every replicated database of the cluster from now on with this function."""
+        self._open_database = open_database
 
     def stop(self) -> None:
         """End everything that `start` began, after the store was closed."""
@@ -205,7 +219,13 @@ class ClusterSite:
             return
         self._registry = Registry(self._connection, self._clock, replicas=self._settings.replicas)
         self._started.set()
-        for work in (self._open_registry(), self._beat(), self._watch(), self._mark()):
+        for work in (
+            self._open_registry(),
+            self._beat(),
+            self._watch(),
+            self._mark(),
+            self._tidy(),
+        ):
             self._spawn(work)
 
     async def _connect(self, url: str) -> None:
@@ -397,6 +417,52 @@ class ClusterSite:
             for shard in list(self._shards.values()):
                 shard.log.tick()
 
+    async def _tidy(self) -> None:
+        """Trim the logs that this site leads, and open the databases that other sites created."""
+        await self._ready.wait()
+        while True:
+            await asyncio.sleep(_TIDY_SECONDS)
+            try:
+                for key, shard in list(self._shards.items()):
+                    await self._trim(key, shard)
+                await self._open_databases()
+            except (TimeoutError, NatsError, ApiError, OSError) as exc:
+                self._say(exc)
+
+    async def _trim(self, key: str, shard: _Shard) -> None:
+        """Trim the log below what every site has synced, if all of them are there."""
+        view, tail, registry = shard.log.view, shard.tail, self._registry
+        now = self._loop.time()
+        synced = {
+            name: int(peer.shards[key]["synced"])
+            for name, peer in self._peers.items()
+            if key in peer.shards and now - peer.heard_at < _AWAY_SECONDS
+        } | {self.site: view.synced}
+        if not view.leads or tail is None or registry is None:
+            return
+        if len(synced) != len(self._settings.seeds):
+            return
+        if min(synced.values()) - tail.first < _TRIM_MESSAGES:
+            return
+        below = await registry.plan_trim(
+            stream_of(shard.log.identity), synced, tail.last, _now_us()
+        )
+        if below is not None:
+            await tail.trim(below)
+            log(_LOG, logging.DEBUG, "log_trimmed", shard=key, first=below)
+
+    async def _open_databases(self) -> None:
+        """Open the replicated databases of the cluster, so that this site has their rows too."""
+        if self._open_database is None or self._registry is None:
+            return
+        for name in await self._registry.databases():
+            if name not in self._opened:
+                known = await self._registry.database(name)
+                if known is not None and known.is_ready:
+                    self._opened.add(name)
+                    settings = known.founding.settings
+                    await asyncio.to_thread(contain, partial(self._open_database, name, settings))
+
     async def _watch(self) -> None:
         """Start NATS again if it has ended."""
         while True:
@@ -433,6 +499,7 @@ class ClusterSite:
             shards[key] = {
                 "leader": leaders[0] if leaders else None,
                 "term": mine["term"],
+                "first": 1 if shard.tail is None else shard.tail.first,
                 "last": last,
                 "waiting_calls": shard.log.waits,
                 "replicas": {

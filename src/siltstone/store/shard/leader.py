@@ -135,6 +135,11 @@ class LeaderShard:
         return Role.LEADER if shared is None or shared.leads else Role.FOLLOWER
 
     @property
+    def leading_site(self) -> str:
+        """The site that leads the shard of a replicated database, as far as it is known here."""
+        return "" if self._shared is None else self._shared.view.leader
+
+    @property
     def opened(self) -> LogShard | None:
         """The queue of the shard if it is open, else None."""
         return self._queue

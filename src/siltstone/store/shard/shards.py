@@ -34,7 +34,7 @@ from siltstone.store.shard.compaction import Compaction, settle
 from siltstone.store.shard.leader import WARM_SHARDS, LeaderShard, Leading, Listeners
 from siltstone.store.shard.manifest_change import ManifestChange
 from siltstone.store.shard.reader import ReaderShard
-from siltstone.store.shard.replicated.port import Replication
+from siltstone.store.shard.replicated.port import NotLeaderError, Replication
 from siltstone.store.shard.shard import READING, Role, Roles
 from siltstone.store.shard.upkeep import Upkeep
 from siltstone.store.slab.added_logs import AddedLog
@@ -267,16 +267,14 @@ class Shards:
     def configure(self, changes: Mapping[str, Any]) -> DatabaseSettings:
         """Apply changed settings. Raises: UsageError."""
         leading = self._leads_all("change settings")
-        self._refuse_replicated("change settings")
         with self._configure_lock:
             # Impossible changes are refused before they are committed.
             changed = leading.manifest.current.settings.changed(changes)
             if {"retain_bytes", "rotate_bytes", "rotate_seconds"} & changes.keys():
                 # A database of version 0.1.0 may have a smaller retention; it stays as it is.
                 require_retention(changed)
-            change = ManifestChange(leading.manifest)
             # The other shards follow when the manifest has the settings.
-            self._leaders[0].log.commit(SettingsRecord(changes), change, sync=True)
+            self._on_leader(0, partial(self._commit_settings, leading, changes))
             settings = leading.manifest.current.settings
             self._open_measured()
             for shard in list(self._leaders.values()):
@@ -336,13 +334,13 @@ class Shards:
     def drop(self, slab: SlabId) -> None:
         """Delete a sealed slab: first from the manifest, then from the disk."""
         self.slab(slab)
-        self._refuse_replicated("drop slabs")
-        self.upkeep.drop(slab)
+        self._on_leader(slab.shard, partial(self.upkeep.drop, slab))
 
     def enforce_retention(self) -> list[SlabId]:
         """Drop the slabs that exceed the retention by age or size; return their ids."""
         upkeep = self.upkeep
-        self._refuse_replicated("drop slabs")
+        if self._cluster is not None:
+            return self._enforce_where_led(upkeep)
         if self._readers:
             with self._refresh_lock:
                 self._read_again()
@@ -445,9 +443,39 @@ class Shards:
             raise UsageError(f"to {act}, open the database with all its shards for writing")
         return self._leading
 
-    def _refuse_replicated(self, act: str) -> None:
-        if self._cluster is not None:
-            raise UsageError(f"to {act} is not possible in a replicated database yet")
+    def _on_leader(self, number: int, act: Callable[[], None]) -> None:
+        """Commit something that is not rows: in a replicated database, on the thread of the shard.
+
+        Raises: NotLeaderError, which names the site that leads the shard.
+        """
+        if self._cluster is None:
+            act()
+            return
+        shard = self._leaders[number]
+        queue = shard.queue()
+        if shard.role is not Role.LEADER:
+            raise NotLeaderError(
+                f"another site leads shard {number}, run this there: {shard.leading_site or 'none'}"
+            )
+        queue.order(act).wait()
+
+    def _commit_settings(self, leading: Leading, changes: Mapping[str, Any]) -> None:
+        change = ManifestChange(leading.manifest)
+        self._leaders[0].log.commit(SettingsRecord(changes), change, sync=True)
+        # It is empty if the log has let the change sync already.
+        change.sync()
+
+    def _enforce_where_led(self, upkeep: Upkeep) -> list[SlabId]:
+        """Drop the slabs that are due, in the shards that this site leads."""
+        dropped: list[SlabId] = []
+        for number, shard in self._leaders.items():
+            if shard.role is Role.LEADER:
+                act = partial(self._enforce_one, upkeep, number, dropped)
+                shard.queue().order(act).wait()
+        return dropped
+
+    def _enforce_one(self, upkeep: Upkeep, number: int, dropped: list[SlabId]) -> None:
+        dropped += upkeep.enforce_retention(self._known_bytes, only=number)
 
     def _read_again(self) -> None:
         """Adopt the manifest that is on the disk now."""
@@ -615,8 +643,12 @@ class Shards:
             self._checked_at = now
             self._checked_bytes[number] = size_bytes
             limits = (settings.retain_bytes, settings.retain_seconds)
-            if self._cluster is None and limits != (None, None):
+            if limits == (None, None):
+                return
+            if self._cluster is None:
                 self.enforce_retention()
+            else:
+                self.upkeep.enforce_retention(self._known_bytes, only=number)
 
 
 def _configure(queue: LogShard, settings: DatabaseSettings) -> None:

@@ -69,10 +69,13 @@ class Upkeep:
             self._drop({slab: "command"})
         self.finish_drops()
 
-    def enforce_retention(self, slab_bytes: Callable[[SlabId], int]) -> list[SlabId]:
+    def enforce_retention(
+        self, slab_bytes: Callable[[SlabId], int], *, only: int | None = None
+    ) -> list[SlabId]:
         """Drop the slabs that exceed the retention by age or size; return their ids.
 
-        `slab_bytes` returns the disk space of any slab of the database.
+        `slab_bytes` returns the disk space of any slab of the database. With `only`, just those of
+        one shard are dropped, on its thread.
         """
         # The threads of all shards do this: two of them must not drop the same slab.
         with self._leading.lock:
@@ -84,7 +87,11 @@ class Upkeep:
                 passed_us=self._leading.clock.passed_us,
                 tiering=tiering,
             )
-            dropped = {slab: why for slab, why in due.items() if slab.shard in self._leaders}
+            dropped = {
+                slab: why
+                for slab, why in due.items()
+                if slab.shard in self._leaders and only in (None, slab.shard)
+            }
             if dropped:
                 self._drop(dropped)
         self.finish_drops()

@@ -16,7 +16,12 @@ from siltstone.store.log.records import (
     SettingsRecord,
 )
 from siltstone.store.log.write.committer import Committer
-from siltstone.store.shard.replicated.payloads import BadPayloadError, CountedFrame, other_record
+from siltstone.store.shard.replicated.payloads import (
+    BadPayloadError,
+    CountedFrame,
+    other_record,
+    serials_of,
+)
 from siltstone.store.writer.commit_log import RecordKind
 from siltstone.store.writer.replication.messages import Change, MessageKind
 
@@ -53,13 +58,14 @@ def apply_change(
 
 
 def _apply_rows(payload: bytes, committer: Committer) -> None:
-    frame = CountedFrame(payload, committer.seed)
-    first = frame.header.first_serial
-    if first + frame.header.row_count <= committer.next_serial:
-        # It was stored before the last restart, behind the mark.
+    serials = serials_of(payload)
+    if serials.stop <= committer.next_serial:
+        # It was stored before the last restart, behind the mark, and perhaps in the slab before
+        # this one, whose frames have another seed.
         return
-    if first != committer.next_serial:
+    if serials.start != committer.next_serial:
         raise BadPayloadError(
-            f"rows are missing at this site: next_serial={committer.next_serial} found={first}"
+            f"rows are missing at this site: next_serial={committer.next_serial} "
+            f"found={serials.start}"
         )
-    committer.store(frame)
+    committer.store(CountedFrame(payload, committer.seed))

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from threading import Condition
+from threading import Condition, get_ident
 from typing import Final
 
 from siltstone.clock import Clock
@@ -176,6 +176,7 @@ class ReplicatedLog:
         self._deposed = False
         self._lost = False
         self._requests = 0
+        self._owner = 0
         self.view = self._look()
 
     # From any thread.
@@ -263,6 +264,9 @@ class ReplicatedLog:
         Raises: NotLeaderError, with nothing stored; OutcomeUnknownError.
         """
         core = self._core
+        if get_ident() != self._owner:
+            # The core belongs to the thread of the shard.
+            raise UsageError("this is not possible in a replicated database yet")
         if core.leader is None or self._unstored is not None:
             raise NotLeaderError(f"this site does not lead shard {self.shard}")
         if isinstance(record, FrameRecord):
@@ -332,6 +336,7 @@ class ReplicatedLog:
 
     def _drain(self) -> None:
         """Take all events of the inbox."""
+        self._owner = get_ident()
         with self._condition:
             self._ordered = False
         while self._unstored is None or self._store_again():

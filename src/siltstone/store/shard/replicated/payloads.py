@@ -76,6 +76,17 @@ def _cut(payload: bytes, at: int, lengths: Sequence[int]) -> list[bytes]:
     return parts
 
 
+def serials_of(payload: bytes) -> range:
+    """Return the serials of the rows of a ROWS record. Raises: BadPayloadError."""
+    try:
+        header = decode_header(memoryview(payload), 0, len(payload))
+        if header is None or header.length != len(payload):
+            raise FrameFormatError("the record is not one frame")
+    except FrameFormatError as exc:
+        raise BadPayloadError(f"a ROWS record cannot be read: {exc}") from exc
+    return range(header.first_serial, header.first_serial + header.row_count)
+
+
 class CountedFrame(FrameRecord):
     """A frame of the shared log, as a record. The rows are decoded only for listeners."""
 
