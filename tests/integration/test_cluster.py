@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.broker_process import run_command
 from tests.support.sites import NAMES, Sites, three_sites, until
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("cluster")]
@@ -30,6 +31,16 @@ def test_a_killed_leader_loses_nothing_that_was_acknowledged(tmp_path: Path) -> 
         # What all sites have synced leaves the shared log.
         sites.publish(others[0], "third", [b"3-%d" % i for i in range(250)])
         until(lambda: sites.status("a")["shards"]["messages/0"]["first"] > 1, "the log is trimmed")
+        # A NATS server that dies is started again, and its site goes on.
+        sites.kill_nats(others[0])
+        sites.publish(others[0], "fourth", [b"fourth"])
+        made = run_command(
+            "db", "create", "extra", "--backend", "replicated", "--data", str(tmp_path / leader)
+        )
+        assert made.returncode == 0, made.stderr
+        for name in NAMES:
+            manifest = tmp_path / name / "data" / "extra" / "manifest"
+            until(manifest.exists, f"site {name} has the new database")
         # The servers end with the sites, and everything is there again after a start of all.
         for broker in sites.brokers.values():
             broker.terminate()

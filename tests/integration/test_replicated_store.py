@@ -214,6 +214,8 @@ def test_only_the_leader_drops_and_changes_settings(three: Three) -> None:
         three.databases["b"].drop_slab(SlabId(0, 1))
     with pytest.raises(NotLeaderError, match="run this there: a"):
         three.databases["b"].configure(flush_interval=0.5)
+    with pytest.raises(NotLeaderError, match="run this there: a"):
+        three.databases["b"].seal()
     assert three.rows("b") == three.rows("a")
 
 

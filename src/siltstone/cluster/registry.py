@@ -19,11 +19,16 @@ from typing import Any, Final
 
 from nats.errors import Error as NatsError
 from nats.js.api import KeyValueConfig
-from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.errors import (
+    BucketNotFoundError,
+    KeyNotFoundError,
+    KeyWrongLastSequenceError,
+    NoKeysError,
+)
 from nats.js.kv import KeyValue
 
 from siltstone.clock import Clock
-from siltstone.cluster.shared_log import ApiError, Connection, found_stream
+from siltstone.cluster.shared_log import Connection, found_stream
 from siltstone.errors import SiltstoneError
 from siltstone.store.shard.replicated.log import EPOCH
 from siltstone.store.shard.replicated.port import Founding
@@ -115,14 +120,10 @@ class Registry:
     async def databases(self) -> list[str]:
         """Return the names of all databases. Raises: NatsError."""
         try:
-            keys = await self.bucket.keys(filters=["db.>"])
-        except SiltstoneError:
-            raise
-        except NatsError as exc:
-            if type(exc).__name__ == "NoKeysError":
-                return []
-            raise
-        return [key.removeprefix("db.") for key in keys]
+            keys = await self.bucket.keys()
+        except NoKeysError:
+            return []
+        return [key.removeprefix("db.") for key in keys if key.startswith("db.")]
 
     async def database(self, name: str) -> Registered | None:
         """Return a database; None if there is none of this name. Raises: NatsError."""
@@ -238,6 +239,6 @@ async def patiently(
     while True:
         try:
             return await act()
-        except (TimeoutError, NatsError, ApiError, OSError) as exc:
+        except (TimeoutError, NatsError, SiltstoneError, OSError) as exc:
             say(exc)
             await asyncio.sleep(seconds)

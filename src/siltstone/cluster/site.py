@@ -47,7 +47,8 @@ _LOG: Final = logging.getLogger("siltstone.cluster")
 _BEAT_SECONDS: Final = 0.25
 _MARK_SECONDS: Final = 1.0
 _WATCH_SECONDS: Final = 0.5
-_CALL_SECONDS: Final = 10.0
+# A call without an answer is sent again, which is harmless.
+_CALL_SECONDS: Final = 3.0
 _SAY_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 15.0
 # A site that was not heard for this long is shown as away.
@@ -229,7 +230,8 @@ class ClusterSite:
             self._spawn(work)
 
     async def _connect(self, url: str) -> None:
-        await self._client.connect(
+        client = Client()
+        await client.connect(
             url,
             user=USER,
             password=self._settings.password("client"),
@@ -242,8 +244,10 @@ class ClusterSite:
             allow_reconnect=True,
             error_cb=_ignore,
         )
-        await self._client.subscribe(_BEATS, cb=self._hear)
-        await self._client.subscribe(f"silt.call.{self.site}", cb=self._take_call)
+        await client.subscribe(_BEATS, cb=self._hear)
+        await client.subscribe(f"silt.call.{self.site}", cb=self._take_call)
+        # Only now: all tasks use it from here on.
+        self._connection.client = client
 
     async def _open_registry(self) -> None:
         assert self._registry is not None
@@ -426,6 +430,7 @@ class ClusterSite:
                 for key, shard in list(self._shards.items()):
                     await self._trim(key, shard)
                 await self._open_databases()
+                self._problem = ""
             except (TimeoutError, NatsError, ApiError, OSError) as exc:
                 self._say(exc)
 
@@ -464,21 +469,21 @@ class ClusterSite:
                     await asyncio.to_thread(contain, partial(self._open_database, name, settings))
 
     async def _watch(self) -> None:
-        """Start NATS again if it has ended."""
+        """Start NATS again if it has ended, and connect to it."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            if self._process.is_alive():
-                continue
-            log(_LOG, logging.ERROR, "nats_ended")
-            try:
-                ports = await self._process.start()
-                await self._client.close()
-                self._connection.client = Client()
-                await self._connect(ports.client)
-                assert self._registry is not None
-                await self._registry.open()
-            except (SiltstoneError, NatsError, OSError) as exc:
-                self._say(exc)
+            if not self._process.is_alive():
+                log(_LOG, logging.ERROR, "nats_ended")
+                await patiently(self._restart, say=self._say)
+                # The bucket belongs to the connection.
+                await self._open_registry()
+
+    async def _restart(self) -> None:
+        ports = await self._process.start()
+        before = self._client
+        await self._connect(ports.client)
+        with suppress(NatsError, OSError):
+            await before.close()
 
     async def _status(self) -> dict[str, Any]:
         now_us, now = _now_us(), self._loop.time()

@@ -247,7 +247,9 @@ class Shards:
         """End the generation of every led shard and begin the next one."""
         check_open(closed=self._closing)
         for shard in self._opened_first(len(self._shards)):
-            shard.queue().seal()
+            queue = shard.queue()
+            self._check_leads(shard)
+            queue.seal()
 
     def restart_times(self) -> int:
         """Begin a new generation in each led shard whose timestamps are ahead of the clock, so that
@@ -453,11 +455,16 @@ class Shards:
             return
         shard = self._leaders[number]
         queue = shard.queue()
+        self._check_leads(shard)
+        queue.order(act).wait()
+
+    def _check_leads(self, shard: LeaderShard) -> None:
+        """Check that this site leads a shard. Raises: NotLeaderError."""
         if shard.role is not Role.LEADER:
             raise NotLeaderError(
-                f"another site leads shard {number}, run this there: {shard.leading_site or 'none'}"
+                f"another site leads shard {shard.number}, run this there: "
+                f"{shard.leading_site or 'none'}"
             )
-        queue.order(act).wait()
 
     def _commit_settings(self, leading: Leading, changes: Mapping[str, Any]) -> None:
         change = ManifestChange(leading.manifest)
