@@ -164,6 +164,10 @@ def test_segments_are_the_same_bytes_at_all_sites(three: Three) -> None:
     # More than one segment.
     for group in range(10):
         three.append("a", *[bytes(5000) + b"%d" % (4 * group + i) for i in range(4)])
+        # How far a site has synced must not show in the bytes.
+        before = three.sites["a"].attached["m", 0]
+        before.tick()
+        until(lambda: before.view.synced == before.view.progress.sequence, "a has synced")  # noqa: B023
     three.settle()
     a, b = three.rows("a"), three.rows("b")
     assert a == b
@@ -273,3 +277,47 @@ def test_power_cuts_lose_nothing_and_repeat_nothing(three: Three, seed: int) -> 
         found = [value for _, value in three.rows(name)]
         assert sorted(found) == sorted(sent)
     assert three.rows("a") == three.rows("b") == three.rows("c")
+
+
+def test_a_call_whose_answer_was_lost_is_stored_once(three: Three) -> None:
+    three.lead("a")
+    three.sites["b"].loses_answers = True
+    ticket = three.databases["b"].append(Columns([b"t"], [b"1"]))
+    until(lambda: three.rows("a") != [], "the row is stored")
+    assert not ticket.done
+    three.sites["b"].loses_answers = False
+
+    def is_done() -> bool:
+        three.tick()
+        return ticket.done
+
+    until(is_done, "the call has an outcome")
+    ticket.wait(0)
+    three.append("b", b"2")
+    three.settle()
+    assert [value for _, value in three.rows("c")] == [b"1", b"2"]
+
+
+def test_a_leader_publishes_again_what_the_log_has_lost(three: Three) -> None:
+    three.lead("a")
+    three.sites["a"].is_cut = True
+    ticket = three.databases["a"].append(Columns([b"t"], [b"1"]))
+    until(lambda: three.sites["a"].attached["m", 0].view.waiting > 0, "it is published")
+    three.sites["a"].is_cut = False
+    until(lambda: ticket.done, "it is published again")
+    three.settle()
+    assert [value for _, value in three.rows("b")] == [b"1"]
+
+
+def test_a_new_leader_knows_the_topics_that_the_other_one_learned(three: Three) -> None:
+    topics = [b"x/%d/y" % i for i in range(6)]
+    for round_, name in enumerate(["a", "b", "a", "c", "a"]):
+        three.lead(name)
+        three.databases[name].append(Columns(topics[: round_ + 2], [b"v"] * (round_ + 2))).wait(20)
+    three.settle()
+    streams = [
+        [(info.pattern, info.rows) for info in three.databases[name].structure()] for name in "abc"
+    ]
+    assert streams[0] == streams[1] == streams[2]
+    assert sum(rows for _, rows in streams[0]) == 20
+    assert len(streams[0]) == len(topics)

@@ -54,6 +54,8 @@ class MemorySite:
         self.attached: dict[Key, ReplicatedLog] = {}
         # What this site publishes is lost while it is set.
         self.is_cut = False
+        # The answers to calls of this site are lost while it is set.
+        self.loses_answers = False
         # What this site publishes is stored twice while it is set.
         self.repeats = False
         with logs.lock:
@@ -114,7 +116,7 @@ class MemorySite:
             other.accept(decoded, ticket)
         except SiltstoneError as exc:
             ticket.resolve(exc, None)
-        ticket.on_done(lambda done: then(_answer(done)))
+        ticket.on_done(lambda done: then(None if self.loses_answers else _answer(done)))
 
     def crash(self) -> None:
         """Read and publish nothing more, as a process that was killed."""

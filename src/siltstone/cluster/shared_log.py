@@ -29,6 +29,7 @@ from siltstone.store.writer.replication.messages import Genesis, Identity
 _LOG: Final = logging.getLogger("siltstone.cluster")
 _STREAM_BYTES: Final = 4 * 1024 * 1024 * 1024
 _API_SECONDS: Final = 2.0
+_OPEN_SECONDS: Final = 15.0
 _IDLE_SECONDS: Final = 0.5
 # The server says every idle period that it is there; without a word for this long, ask anew.
 _SILENT_SECONDS: Final = 2.0
@@ -60,7 +61,9 @@ class Connection:
 async def ask(client: Client, subject: str, request: dict[str, Any] | None = None) -> Any:
     """Send a request to JetStream; return the answer. Raises: ApiError, NatsError."""
     data = b"" if request is None else json.dumps(request).encode()
-    answer = await client.request(f"$JS.API.{subject}", data, timeout=_API_SECONDS)
+    asked = client.request(f"$JS.API.{subject}", data, timeout=_API_SECONDS)
+    # A connection that is being replaced may never end what was begun on it.
+    answer = await asyncio.wait_for(asked, 2 * _API_SECONDS)
     values = json.loads(answer.data)
     if "error" in values:
         error = values["error"]
@@ -151,7 +154,7 @@ class LogTail:
         try:
             while self.shard.reads:
                 try:
-                    await self._open()
+                    await asyncio.wait_for(self._open(), _OPEN_SECONDS)
                     await self._watch()
                 except (TimeoutError, NatsError, ApiError, OSError) as exc:
                     log(
@@ -229,10 +232,10 @@ class LogTail:
         subscription, self._subscription = self._subscription, None
         consumer, self._consumer = self._consumer, ""
         if subscription is not None:
-            with suppress(NatsError, OSError):
-                await subscription.unsubscribe()
+            with suppress(NatsError, OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(subscription.unsubscribe(), _API_SECONDS)
         if consumer and self._client.is_connected:
-            with suppress(NatsError, ApiError, OSError):
+            with suppress(NatsError, ApiError, OSError, asyncio.TimeoutError):
                 await ask(self._client, f"CONSUMER.DELETE.{self.name.stream}.{consumer}")
 
     async def _watch(self) -> None:

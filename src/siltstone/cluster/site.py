@@ -56,6 +56,7 @@ _AWAY_SECONDS: Final = 3.0
 _BEATS: Final = "silt.beat"
 _PING_SECONDS: Final = 3
 _TIDY_SECONDS: Final = 2.0
+_TIDY_LIMIT: Final = 10.0
 # A log is trimmed when it has this many messages that all sites have synced.
 _TRIM_MESSAGES: Final = 200
 
@@ -358,9 +359,10 @@ class ClusterSite:
             now_us = _now_us()
             shards = {key: self._look_at(shard, now_us) for key, shard in self._shards.items()}
             values = {"site": self.site, "boot": self.boot, "shards": shards}
-            with suppress(NatsError, OSError):
+            with suppress(NatsError, OSError, asyncio.TimeoutError):
                 if self._client.is_connected:
-                    await self._client.publish(_BEATS, json.dumps(values).encode())
+                    beat = self._client.publish(_BEATS, json.dumps(values).encode())
+                    await asyncio.wait_for(beat, 1.0)
             await asyncio.sleep(_BEAT_SECONDS)
 
     def _look_at(self, shard: _Shard, now_us: int) -> dict[str, Any]:
@@ -428,7 +430,7 @@ class ClusterSite:
             await asyncio.sleep(_TIDY_SECONDS)
             try:
                 for key, shard in list(self._shards.items()):
-                    await self._trim(key, shard)
+                    await asyncio.wait_for(self._trim(key, shard), _TIDY_LIMIT)
                 await self._open_databases()
                 self._problem = ""
             except (TimeoutError, NatsError, ApiError, OSError) as exc:
