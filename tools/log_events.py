@@ -89,6 +89,7 @@ MEANINGS: Final = {
     "not be corrected; the broker tries again.",
     "committed_offset_ignored": "A consumer of topic logs had committed an offset in logs that "
     "were dropped since; the offset does not count.",
+    "compaction_failed": "Compaction in the background failed; it is tried again.",
     "connect_timed_out": "A connection sent no CONNECT within `limits.connect_timeout` and was "
     "closed. After 10 events of an address within 10 seconds, one per 10 seconds; `unlogged` "
     "counts the others.",
@@ -175,6 +176,9 @@ MEANINGS: Final = {
     "share_group_rows_lost": "Retention removed messages before a share group received them; "
     "`serials` counts them.",
     "share_group_save_failed": "The state of a share group could not be saved.",
+    "segment_compacted": "Small frames of a sealed segment were rewritten as large ones; the rows "
+    "are the same.",
+    "segment_not_compacted": "A segment cannot be compacted and stays as it is; `error` says why.",
     "slab_dropped": "A slab was removed; `why` is `age`, `size`, `delivered` or `command`.",
     "slab_recovered": "The store repaired a slab after a crash.",
     "snapshot_cut_not_quiet": "Messages were stored while a snapshot of the store began, so it "

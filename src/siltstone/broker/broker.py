@@ -49,6 +49,7 @@ from siltstone.session.archive.records import SavedWill
 from siltstone.session.sending.outbox import Outbox, Ready
 from siltstone.session.session import Session
 from siltstone.store.database import Database
+from siltstone.store.shard.compactor import Compactor
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import TopicFilter
 
@@ -108,6 +109,8 @@ class Broker:
 
     # Drops delivered messages, if the database has `reclaim`.
     reclaimer: Reclaimer | None = None
+    # Rewrites small frames as large ones, in the background.
+    compactor: Compactor | None = None
 
     def __init__(
         self,

@@ -65,6 +65,7 @@ from siltstone.fs.posix import (
 from siltstone.guard import contain, contain_with
 from siltstone.logs import log
 from siltstone.store.directory import Store, guarded_clock, open_store
+from siltstone.store.log.compact.process import ChildRewriter
 
 if TYPE_CHECKING:
     from siltstone.bridge.bridge import Bridge
@@ -353,8 +354,7 @@ class Server:
         finally:
             watch.close()
             snapshots.close()
-            for listener in self._listeners:
-                await listener.close()
+            await self._close_listeners(broker)
             await self._close_flight()
             await self._close_control()
             await self._close_topic_logs()
@@ -380,6 +380,13 @@ class Server:
         await self._stopping.wait()
         for task in running:
             task.cancel()
+
+    async def _close_listeners(self, broker: Broker) -> None:
+        """Close the listeners, and end the compaction in the background."""
+        for listener in self._listeners:
+            await listener.close()
+        if broker.compactor is not None:
+            await asyncio.to_thread(broker.compactor.close)
 
     def tell_failure(self) -> tuple[str, Exception] | None:
         """Return the failure of the store, if there is one; log it once."""
@@ -490,6 +497,7 @@ class Server:
         self._disk.look()
         if settings.sessions.durable:
             keep_sessions(self._store, broker, database, self._clock)
+        broker.compactor = database.compact_in_background(ChildRewriter())
         return broker
 
     def _make_snapshots(self, loop: asyncio.AbstractEventLoop, broker: Broker) -> Snapshots:

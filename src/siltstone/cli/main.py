@@ -50,6 +50,7 @@ PANELS: Final[Mapping[str, Mapping[str, str]]] = {
         "slabs": "siltstone.cli.store.slabs",
         "structure": "siltstone.cli.store.structure",
         "seal": "siltstone.cli.store.slabs",
+        "compact": "siltstone.cli.store.slabs",
         "drop": "siltstone.cli.store.slabs",
         "kv": "siltstone.cli.store.kv",
         "spool": "siltstone.cli.files.spool",

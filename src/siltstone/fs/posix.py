@@ -485,6 +485,14 @@ def raise_file_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
+def lower_priority() -> None:
+    """Let all other processes run before this one, where the system has such a policy."""
+    with suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with suppress(OSError):
+        os.nice(19)
+
+
 def open_file_count() -> int:
     """Return the number of open descriptors of this process."""
     with _translated("list", PurePath("/proc/self/fd")):

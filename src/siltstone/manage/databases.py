@@ -10,6 +10,9 @@ from siltstone.errors import SiltstoneError, UsageError
 from siltstone.manage.verb import Host, Request, Response, Role, Verb
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
+from siltstone.store.log.compact.encode import UnfitError
+from siltstone.store.log.compact.process import ChildRewriter
+from siltstone.store.shard.compaction import Compacted, Compaction, Job
 from siltstone.store.slab.manifest import SlabId
 from siltstone.store.slab.settings import DatabaseSettings
 
@@ -43,6 +46,40 @@ class NameSlab(Request):
     database: str
     shard: int
     generation: int
+
+
+class NameSegment(Request):
+    """A segment of a slab."""
+
+    database: str
+    shard: int
+    generation: int
+    base_serial: int
+
+
+class CompactableSegment(Response):
+    """A sealed segment of small frames."""
+
+    shard: int
+    generation: int
+    base_serial: int
+    rows: int
+    frames: int
+    size_bytes: int
+
+
+class CompactableSegments(Response):
+    """The sealed segments of small frames, the newest first."""
+
+    segments: list[CompactableSegment]
+
+
+class CompactedSegment(Response):
+    """What a compacted segment holds; 0 rows if there was nothing to do."""
+
+    rows: int
+    frames: int
+    size_bytes: int
 
 
 class KnownSettings(Response):
@@ -107,6 +144,49 @@ def drop_database(host: Host, request: NameDatabase) -> Dropped:
     return Dropped(dropped=request.database)
 
 
+def list_compactable(host: Host, request: NameDatabase) -> CompactableSegments:
+    """Return the sealed segments of small frames. Raises: NotFoundError, UsageError."""
+    jobs = opened(host, request.database).compaction.jobs()
+    return CompactableSegments(
+        segments=[
+            CompactableSegment(
+                shard=job.slab.shard,
+                generation=job.slab.generation,
+                base_serial=job.base_serial,
+                rows=job.rows,
+                frames=job.frames,
+                size_bytes=job.size_bytes,
+            )
+            for job in jobs
+        ]
+    )
+
+
+def compact_segment(host: Host, request: NameSegment) -> CompactedSegment:
+    """Compact a sealed segment, in another process. Raises: NotFoundError, UsageError."""
+    compaction = opened(host, request.database).compaction
+    slab = SlabId(request.shard, request.generation)
+    for job in compaction.jobs():
+        if (job.slab, job.base_serial) == (slab, request.base_serial):
+            done = _compacted(compaction, job)
+            if done is not None:
+                return CompactedSegment(
+                    rows=done.rows, frames=done.frames, size_bytes=done.size_bytes
+                )
+    # Another command or the broker itself was faster, or the slab was dropped.
+    return CompactedSegment(rows=0, frames=0, size_bytes=0)
+
+
+def _compacted(compaction: Compaction, job: Job) -> Compacted | None:
+    rewriter = ChildRewriter(rest=0.0)
+    try:
+        return compaction.run(job, rewriter)
+    except UnfitError as exc:
+        raise UsageError(f"the segment cannot be compacted: {exc}: path={job.source}") from exc
+    finally:
+        rewriter.rest()
+
+
 def seal_database(host: Host, request: NameDatabase) -> Changed:
     """Begin a new generation of every shard. Raises: NotFoundError, UsageError."""
     check_foreign(host, request.database, "sealed")
@@ -167,6 +247,22 @@ DATABASE_VERBS: Final = (
         role=Role.MANAGE,
         where="either",
         run=seal_database,
+    ),
+    Verb(
+        name="compactable",
+        request=NameDatabase,
+        response=CompactableSegments,
+        role=Role.READ,
+        where="either",
+        run=list_compactable,
+    ),
+    Verb(
+        name="compact",
+        request=NameSegment,
+        response=CompactedSegment,
+        role=Role.MANAGE,
+        where="either",
+        run=compact_segment,
     ),
     Verb(
         name="drop-slab",

@@ -54,6 +54,7 @@ from siltstone.store.log.write.partition import (
 )
 from siltstone.store.shard.block_log import BlockLogs
 from siltstone.store.shard.compaction import Compaction
+from siltstone.store.shard.compactor import Compactor, Rewriter
 from siltstone.store.shard.replicated.port import Replication
 from siltstone.store.shard.retry_dropped import again_when_dropped
 from siltstone.store.shard.shard import Roles
@@ -497,6 +498,18 @@ class Database:
         Raises: UsageError if the store was opened for reading only.
         """
         return self._writable().compaction
+
+    def compact_in_background(self, rewriter: Rewriter) -> Compactor:
+        """Compact this database from now on, while its setting `compaction` says so.
+
+        The caller closes the compactor before the database.
+        """
+        return Compactor(
+            self.name,
+            self.compaction,
+            rewriter,
+            is_on=lambda: self.settings.compaction == "background",
+        )
 
     def enforce_retention(self) -> list[SlabId]:
         """Drop the slabs that exceed the retention by age or size; return their ids."""

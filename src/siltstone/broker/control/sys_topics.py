@@ -114,6 +114,10 @@ class SysTopics:
         }
         if broker.reclaimer is not None:
             values |= broker.reclaimer.values()
+        if broker.compactor is not None:
+            values[b"store/compacted/messages"] = f"{broker.compactor.rows}"
+            values[b"store/compacted/segments"] = f"{broker.compactor.segments}"
+            values[b"store/compacted/saved bytes"] = f"{broker.compactor.saved_bytes}"
         for alarm in ALARMS:
             values[b"alarm/" + alarm.encode()] = broker.alarms.text(alarm)
         for name, now in (

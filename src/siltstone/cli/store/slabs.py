@@ -1,4 +1,4 @@
-"""`siltstone slabs`, `seal` and `drop`: the generations of a database."""
+"""`siltstone slabs`, `seal`, `compact` and `drop`: the generations of a database."""
 
 from __future__ import annotations
 
@@ -21,11 +21,16 @@ from siltstone.cli.output.output import (
     show_json,
     table,
 )
+from siltstone.cli.output.progress import ROWS, progress
 from siltstone.errors import UsageError
-from siltstone.manage.databases import NameDatabase, NameSlab
+from siltstone.manage.databases import CompactableSegment, NameDatabase, NameSegment, NameSlab
 from siltstone.settings.quantities import format_moment, format_size, format_time
 from siltstone.store.log.info import SlabInfo
 from siltstone.store.slab.manifest import SlabId
+
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only show what would be compacted; change nothing.")
+]
 
 
 def parse_slab(text: str) -> SlabId:
@@ -51,6 +56,7 @@ def slab_document(slab: SlabInfo) -> dict[str, Any]:
         "rows": slab.rows,
         "size_bytes": slab.size_bytes,
         "segments": slab.segments,
+        "compacted": slab.compacted,
         "streams": slab.streams,
         "lost_rows": slab.lost_rows,
     }
@@ -58,7 +64,7 @@ def slab_document(slab: SlabInfo) -> dict[str, Any]:
 
 def slab_table(slabs: Iterable[SlabInfo]) -> Table:
     """Return slabs as a table for users."""
-    numbers = ("rows", "size", "segments", "streams")
+    numbers = ("rows", "size", "segments", "compacted", "streams")
     listed = table("slab", "state", "since", "until", *numbers, right=numbers)
     for slab in slabs:
         until = "" if slab.until_us is None else format_moment(slab.until_us)
@@ -72,6 +78,7 @@ def slab_table(slabs: Iterable[SlabInfo]) -> Table:
                 f"{slab.rows:,}",
                 format_size(slab.size_bytes),
                 f"{slab.segments:,}",
+                f"{slab.compacted:,}",
                 f"{slab.streams:,}",
             ),
         )
@@ -116,6 +123,54 @@ def seal(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
         show_json([slab_document(slab) for slab in found])
     else:
         show(slab_table(found))
+
+
+def compact(
+    name: Name, dry_run: DryRun = False, data: Data = DATA_DEFAULT, json: Json = False
+) -> None:
+    """Rewrite the small frames of sealed segments as large, compressed ones.
+
+    Rows, serials and saved positions stay the same. A running broker is asked to do it, and
+    publishers and readers go on meanwhile. The current segment is compacted after 'siltstone seal'.
+
+    $ siltstone compact messages --dry-run
+    $ siltstone compact messages
+    """
+    found: list[CompactableSegment] = manage(
+        data, "compactable", NameDatabase(database=name)
+    ).segments
+    rows = sum(segment.rows for segment in found)
+    before = sum(segment.size_bytes for segment in found)
+    after = 0 if dry_run else _compact_all(name, found, data, rows)
+    if json:
+        document = {"database": name, "segments": len(found), "rows": rows, "size_bytes": before}
+        show_json(document if dry_run else document | {"compacted_bytes": after})
+        return
+    what = f"{counted(len(found), 'segment')} with {counted(rows, 'row')} of database {name}"
+    if dry_run:
+        say(f"would compact {what}: {format_size(before)}")
+    else:
+        say(f"compacted {what}: {format_size(before)} to {format_size(after)}")
+
+
+def _compact_all(name: str, found: list[CompactableSegment], data: Data, rows: int) -> int:
+    done = after = 0
+    with progress("compacting", ROWS, total=rows) as meter:
+        for segment in found:
+            made = manage(
+                data,
+                "compact",
+                NameSegment(
+                    database=name,
+                    shard=segment.shard,
+                    generation=segment.generation,
+                    base_serial=segment.base_serial,
+                ),
+            )
+            done += segment.rows
+            after += made.size_bytes
+            meter.tell(done, total=rows)
+    return after
 
 
 def drop(

@@ -16,7 +16,8 @@ from siltstone.store.slab.manifest import SlabId
 class SlabInfo:
     """A slab as users see it. Times are in µs; until is exclusive, and None for the current slab.
 
-    `lost_rows` is the number of rows that repair could not save, None if it is unknown.
+    `compacted` is the number of compacted segments, `lost_rows` the number of rows that repair
+    could not save, None if it is unknown.
     """
 
     slab: SlabId
@@ -28,6 +29,7 @@ class SlabInfo:
     size_bytes: int
     segments: int
     streams: int
+    compacted: int = 0
     lost_rows: int | None = 0
 
 
@@ -70,6 +72,7 @@ def slab_info(slab: Slab, size_bytes: int) -> SlabInfo:
         rows=slab.row_count(),
         size_bytes=size_bytes,
         segments=len(slab.handles()),
+        compacted=len(record.compacted),
         streams=len(slab.stream_rows()),
         lost_rows=lost_rows(holes_of(slab, Span())),
     )

@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
+from threading import Lock
 from typing import Final
 
 from siltstone.errors import CorruptionError, NotFoundError
@@ -44,6 +45,7 @@ from siltstone.topic.structure import Structure
 
 # Segments whose frames have more rows on average are as fast as compacted ones.
 SMALL_FRAME_ROWS: Final = 8192
+_AGE_US: Final = 60_000_000
 
 # Writes a compacted segment and its index beside it.
 Rewrite = Callable[[PurePath, PurePath], Rewritten]
@@ -74,12 +76,28 @@ class Compacted:
 
 
 class Compaction:
-    """Compacts segments of the led shards; from any thread, but one segment at a time."""
+    """Compacts segments of the led shards, one at a time; from any thread."""
 
     def __init__(self, leading: Leading, leaders: Mapping[int, LeaderShard]) -> None:
+        self._running = Lock()
         self._leading = leading
         self._leaders = leaders
         self._directory = leading.directory / COMPACTING
+
+    def end_segments(self) -> None:
+        """End the active segments that hold many small frames and are older than a minute, so that
+        they can be compacted.
+
+        Raises: StorageFullError, PoisonedError, ClosedError.
+        """
+        manifest = self._leading.manifest.current
+        if manifest.holds_logs or manifest.logs:
+            return
+        before_us = self._leading.clock.now_us() - _AGE_US
+        for shard in list(self._leading.opened):
+            queue = shard.opened
+            if queue is not None and queue.committer.is_scattered(before_us):
+                queue.end_scattered(before_us)
 
     def jobs(self) -> list[Job]:
         """Return the sealed segments that consist of small frames, the newest first.
@@ -124,14 +142,22 @@ class Compaction:
         return jobs
 
     def run(self, job: Job, rewrite: Rewrite | None = None) -> Compacted | None:
-        """Compact a segment; return None if its slab was dropped meanwhile.
+        """Compact a segment; return None if its slab was dropped meanwhile, or the segment was
+        compacted by another thread.
 
         Without `rewrite`, the new segment is written on this thread.
 
         Raises: UnfitError if the segment cannot be compacted; StorageFullError, CorruptionError,
         DiskError. The old segment stays then.
         """
+        with self._running:
+            return self._run(job, rewrite)
+
+    def _run(self, job: Job, rewrite: Rewrite | None) -> Compacted | None:
         fs = self._leading.fs
+        record = _record_of(self._leading.manifest.current, job.slab)
+        if record is None or job.base_serial in record.compacted:
+            return None
         create_directories(fs, self._directory)
         self._remove(job)
         try:

@@ -91,6 +91,7 @@ class Shards:
         self._locks: list[FileLock] = []
         self._leading: Leading | None = None
         self._upkeep: Upkeep | None = None
+        self._compaction: Compaction | None = None
         self._cluster: Replication | None = None
         if roles.leads_any and read_manifest(fs, directory).settings.backend == "replicated":
             self._cluster = cluster
@@ -126,6 +127,7 @@ class Shards:
             cluster=self._cluster,
         )
         self._upkeep = Upkeep(self._leading, self._leaders)
+        self._compaction = Compaction(self._leading, self._leaders)
         self._topics = set(file.current.logs)
         self._adopt(file.current)
         settle(self._leading, self._leaders)
@@ -157,7 +159,8 @@ class Shards:
         if self._leading is None:
             raise UsageError("the store was opened for reading only")
         check_open(closed=self._closing)
-        return Compaction(self._leading, self._leaders)
+        assert self._compaction is not None
+        return self._compaction
 
     @property
     def upkeep(self) -> Upkeep:

@@ -24,6 +24,7 @@ from siltstone.topic.structure import NEVER
 COMPRESSIONS: Final = ("none", "zstd", "lz4")
 SHARD_KEYS: Final = ("publisher", "topic")
 BACKENDS: Final = ("local", "replicated")
+COMPACTIONS: Final = ("background", "off")
 RECLAIMS: Final = ("none", "delivered")
 THRESHOLD_MAX: Final = (1 << 31) - 1
 # The limits for one file or the memory, for a disk, and for a time.
@@ -185,6 +186,16 @@ class DatabaseSettings:
             "these rows, unless the database is tiered.",
         ),
     ] = "none"
+    compaction: Annotated[
+        str,
+        Setting(
+            kind=Kind.CHOICE,
+            choices=COMPACTIONS,
+            help="Whether a broker rewrites small frames as large, compressed ones. background: "
+            "about a minute after they were written, at the lowest priority; off: only 'siltstone "
+            "compact' does it.",
+        ),
+    ] = "background"
     quota_bytes: Annotated[int | None, QUOTA_BYTES] = None
     reserve_bytes: Annotated[
         int,

@@ -444,6 +444,30 @@ class Committer:
         if learns_anew:
             self._cook = self._new_cook()
 
+    def is_scattered(self, before_us: int) -> bool:
+        """Return whether the active segment holds many small frames, and a row from before this
+        time. From any thread.
+        """
+        active = self._writer.active
+        if active is None:
+            return False
+        index = active.segment.index
+        frames = index.frame_count
+        rows = index.next_serial - index.first_serial
+        return (
+            frames >= SCATTERED_MIN
+            and rows < SCATTERED_ROWS * frames
+            and (index.first_times[1] < before_us)
+        )
+
+    def end_segment(self) -> None:
+        """Begin a segment for the next rows. Raises: StorageFullError, PoisonedError."""
+        self.check()
+        try:
+            self._roll(0)
+        except DiskError as exc:
+            raise self.poison(exc) from exc
+
     def seal(self, structure: bytes, producers: bytes) -> None:
         """Seal the slab: it accepts no more rows. The caller replaces this committer.
 

@@ -95,6 +95,17 @@ class LogShard:
         """
         self._order(partial(self.turn, turn_over)).wait()
 
+    def end_scattered(self, before_us: int) -> None:
+        """End the active segment after everything queued so far, if it holds many small frames and
+        a row from before this time.
+        """
+
+        def act() -> None:
+            if self.committer.is_scattered(before_us):
+                self.committer.end_segment()
+
+        self._order(act).wait()
+
     def seal_before(self, serial: int, size_bytes: int) -> bool:
         """Turn the generation over after everything queued so far; return whether it was done.
 
