@@ -24,13 +24,11 @@ class Rewriter:
 
     def __call__(self, source: PurePath, target: PurePath) -> Rewritten:
         self.calls += 1
-        try:
-            if self._errors:
-                raise self._errors.pop(0)
-            return rewrite_segment(self._world.fs, source, target)
-        finally:
-            if not self._errors:
-                self.called.set()
+        if self._errors:
+            raise self._errors.pop(0)
+        made = rewrite_segment(self._world.fs, source, target)
+        self.called.set()
+        return made
 
     def rest(self) -> None:
         """There is no process."""
