@@ -424,16 +424,21 @@ class Segment:
         if damage is not None:
             raise CorruptionError(damage.reason, path=damage.path, offset=damage.offset)
 
-    def open_frame(self, position: int, header: FrameHeader) -> FrameView:
-        """Open the sections of a frame. Raises: CorruptionError."""
+    def open_frame(self, position: int, header: FrameHeader, *, whole: bool = True) -> FrameView:
+        """Open the sections of a frame; those of the values only if it is opened as a whole.
+
+        Raises: CorruptionError.
+        """
         try:
-            return open_frame(self.view, self.buffer, position, header)
+            return open_frame(self.view, self.buffer, position, header, whole=whole)
         except FrameFormatError as exc:
             raise CorruptionError(str(exc), path=self.path, offset=position) from exc
 
     def add(self, position: int, header: FrameHeader) -> FrameView:
-        """Add a frame to the index; the caller has checked it."""
-        frame = self.open_frame(position, header)
+        """Add a frame to the index; the caller has checked it. It has no values if it is
+        compacted.
+        """
+        frame = self.open_frame(position, header, whole=False)
         self.index.add(position, header, decode_directory(frame.view, frame.table))
         return frame
 

@@ -91,6 +91,7 @@ class Blocks:
         self.first, self.size, count = _BLOCKS.unpack_from(stored)
         self._stored = stored
         self._body_bytes = body_bytes
+        self._codec = pa.Codec(CODECS[ZSTD])
         place = _BLOCKS.size + 4 * count
         if not 0 < self.first <= body_bytes <= BODY_BYTES_MAX or self.size == 0:
             raise FrameFormatError("the blocks are invalid")
@@ -117,7 +118,7 @@ class Blocks:
         start, stop = self.range_of(number)
         begin, end = self._places[number]
         try:
-            found = pa.Codec(CODECS[ZSTD]).decompress(self._stored[begin:end], stop - start)
+            found = self._codec.decompress(self._stored[begin:end], stop - start)
         except (OSError, pa.ArrowInvalid) as exc:
             raise FrameFormatError("the body cannot be decompressed") from exc
         body[start:stop] = memoryview(found).cast("B")
@@ -342,9 +343,13 @@ class FrameView:
 
 
 def open_frame(
-    view: memoryview, buffer: pa.Buffer, position: int, header: FrameHeader
+    view: memoryview, buffer: pa.Buffer, position: int, header: FrameHeader, *, whole: bool = True
 ) -> FrameView:
-    """Open a frame and decompress it if necessary. Raises: FrameFormatError."""
+    """Open a frame and decompress it if necessary; of a compacted one that is not opened as a whole
+    only the sections before the values.
+
+    Raises: FrameFormatError.
+    """
     start = position + HEADER_BYTES
     stop = position + header.length
     if header.compression == APART:
@@ -352,7 +357,7 @@ def open_frame(
     if header.compression == PLAIN:
         body, part = view[start:stop], buffer.slice(start, stop - start)
     else:
-        part = _expand(view[start:stop], header)
+        part = _expand(view[start:stop], header, whole=whole)
         body = memoryview(part).cast("B")
     return FrameView(header, body, part, decode_sections(body, 0, header.section_count))
 
@@ -371,11 +376,11 @@ def _open_apart(
     return FrameView(header, body, part, table)
 
 
-def _expand(stored: memoryview, header: FrameHeader) -> pa.Buffer:
+def _expand(stored: memoryview, header: FrameHeader, *, whole: bool) -> pa.Buffer:
     if header.compression == BLOCKS:
         blocks = Blocks(stored, header.body_bytes)
         body = bytearray(header.body_bytes)
-        for number in range(len(blocks)):
+        for number in range(len(blocks) if whole else 1):
             blocks.fill(number, memoryview(body))
         return pa.py_buffer(body)
     if header.compression not in CODECS or not 0 < header.body_bytes <= BODY_BYTES_MAX:
