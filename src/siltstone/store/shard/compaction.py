@@ -91,7 +91,7 @@ class Compaction:
         Raises: StorageFullError, PoisonedError, ClosedError.
         """
         manifest = self._leading.manifest.current
-        if manifest.holds_logs or manifest.logs:
+        if not _is_compactable(manifest):
             return
         before_us = self._leading.clock.now_us() - _AGE_US
         for shard in list(self._leading.opened):
@@ -105,8 +105,7 @@ class Compaction:
         Raises: CorruptionError, ClosedError.
         """
         manifest = self._leading.manifest.current
-        if manifest.holds_logs or manifest.logs:
-            # Rows of a topic log stay where a client wrote them.
+        if not _is_compactable(manifest):
             return []
         jobs: list[Job] = []
         for record in reversed(manifest.slabs):
@@ -271,6 +270,16 @@ def _write_index(fs: FileSystem, path: PurePath, thresholds: tuple[int, ...]) ->
         parts={DIGEST: digest_of(segment)},
     )
     replace_file(fs, index_path(path), data)
+
+
+def _is_compactable(manifest: Manifest) -> bool:
+    """Return whether segments of a database may be replaced.
+
+    Rows of a topic log stay where a client wrote them. The sites of a replicated database have the
+    same files.
+    """
+    logs = manifest.holds_logs or bool(manifest.logs)
+    return manifest.settings.backend == "local" and not logs
 
 
 def _revision_of(fs: FileSystem, path: PurePath) -> int | None:
