@@ -506,7 +506,7 @@ class Database:
         """
         return Compactor(
             self.name,
-            self.compaction,
+            lambda: self.compaction,
             rewriter,
             is_on=lambda: self.settings.compaction == "background",
         )

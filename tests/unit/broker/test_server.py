@@ -65,7 +65,8 @@ class Base(ScriptedDatabase):
 
     @property
     def settings(self) -> DatabaseSettings:
-        return DatabaseSettings()
+        # There are no segments.
+        return DatabaseSettings(compaction="off")
 
     @property
     def reports(self) -> list[RecoveryReport]:

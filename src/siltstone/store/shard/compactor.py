@@ -45,7 +45,7 @@ class Compactor:
     def __init__(
         self,
         database: str,
-        compaction: Compaction,
+        compaction: Callable[[], Compaction],
         rewriter: Rewriter,
         *,
         is_on: Callable[[], bool],
@@ -91,8 +91,9 @@ class Compactor:
             self._rewriter.rest()
 
     def _look(self) -> None:
-        self._compaction.end_segments()
-        jobs = [job for job in self._compaction.jobs() if job not in self._left]
+        compaction = self._compaction()
+        compaction.end_segments()
+        jobs = [job for job in compaction.jobs() if job not in self._left]
         self._idle = 0 if jobs else self._idle + 1
         if self._idle == _IDLE_LOOKS:
             self._rewriter.rest()
@@ -100,7 +101,7 @@ class Compactor:
             if self._closing.is_set() or not self._is_on():
                 return
             try:
-                done = self._compaction.run(job, self._rewriter)
+                done = compaction.run(job, self._rewriter)
             except StorageFullError:
                 # There may be space later.
                 return

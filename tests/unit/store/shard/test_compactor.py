@@ -49,7 +49,7 @@ def test_sealed_segments_are_compacted_while_the_setting_is_on() -> None:
         rewriter = Rewriter(world, ClosedError("ended"), UnfitError("no"))
         is_on = Event()
         compactor = Compactor(
-            "messages", database.compaction, rewriter, is_on=is_on.is_set, seconds=0.001
+            "messages", lambda: database.compaction, rewriter, is_on=is_on.is_set, seconds=0.001
         )
         is_on.set()
         assert rewriter.called.wait(10)
