@@ -46,6 +46,10 @@ from siltstone.topic.structure import Structure
 # Segments whose frames have more rows on average are as fast as compacted ones.
 SMALL_FRAME_ROWS: Final = 8192
 _AGE_US: Final = 60_000_000
+# A segment with at least so many frames, of fewer rows on average, is ended early and compacted.
+# With fewer frames compaction gains little, and the number of segments grows.
+SCATTERED_MIN: Final = 4096
+_SCATTERED_ROWS: Final = 1024
 
 # Writes a compacted segment and its index beside it.
 Rewrite = Callable[[PurePath, PurePath], Rewritten]
@@ -96,8 +100,9 @@ class Compaction:
         before_us = self._leading.clock.now_us() - _AGE_US
         for shard in list(self._leading.opened):
             queue = shard.opened
-            if queue is not None and queue.committer.is_scattered(before_us):
-                queue.end_scattered(before_us)
+            limits = SCATTERED_MIN, _SCATTERED_ROWS, before_us
+            if queue is not None and queue.committer.is_scattered(*limits):
+                queue.end_scattered(*limits)
 
     def jobs(self) -> list[Job]:
         """Return the sealed segments that consist of small frames, the newest first.

@@ -9,8 +9,8 @@ from siltstone.fs.paths import StorePaths
 from siltstone.store.database import Database
 from siltstone.store.log.compact.rewrite import Rewritten, rewrite_segment
 from siltstone.store.log.read.pieces import Row
-from siltstone.store.log.write import committer as committer_module
 from siltstone.store.segment.sift import index_path, read_summary
+from siltstone.store.shard import compaction as compaction_module
 from siltstone.store.slab.manifest import SlabId
 from tests.support.builders import NAME, PATH, World, read_rows
 from tests.support.compacting import compact_all
@@ -158,7 +158,7 @@ def test_a_lost_index_of_a_compacted_segment_is_made_from_its_frames() -> None:
 def test_a_segment_of_many_small_frames_ends_after_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(committer_module, "SCATTERED_MIN", 4)
+    monkeypatch.setattr(compaction_module, "SCATTERED_MIN", 4)
     world = World()
     with world.database() as database:
         fill(database, 3)

@@ -444,9 +444,9 @@ class Committer:
         if learns_anew:
             self._cook = self._new_cook()
 
-    def is_scattered(self, before_us: int) -> bool:
-        """Return whether the active segment holds many small frames, and a row from before this
-        time. From any thread.
+    def is_scattered(self, frames_min: int, rows_max: int, before_us: int) -> bool:
+        """Return whether the active segment holds so many frames with fewer rows on average, and a
+        row from before this time. From any thread.
         """
         active = self._writer.active
         if active is None:
@@ -454,11 +454,9 @@ class Committer:
         index = active.segment.index
         frames = index.frame_count
         rows = index.next_serial - index.first_serial
-        return (
-            frames >= SCATTERED_MIN
-            and rows < SCATTERED_ROWS * frames
-            and (index.first_times[1] < before_us)
-        )
+        if frames < frames_min or rows >= rows_max * frames:
+            return False
+        return index.first_times[1] < before_us
 
     def end_segment(self) -> None:
         """Begin a segment for the next rows. Raises: StorageFullError, PoisonedError."""

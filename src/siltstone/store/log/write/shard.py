@@ -95,13 +95,11 @@ class LogShard:
         """
         self._order(partial(self.turn, turn_over)).wait()
 
-    def end_scattered(self, before_us: int) -> None:
-        """End the active segment after everything queued so far, if it holds many small frames and
-        a row from before this time.
-        """
+    def end_scattered(self, frames_min: int, rows_max: int, before_us: int) -> None:
+        """End the active segment after everything queued so far, if it is scattered."""
 
         def act() -> None:
-            if self.committer.is_scattered(before_us):
+            if self.committer.is_scattered(frames_min, rows_max, before_us):
                 self.committer.end_segment()
 
         self._order(act).wait()
