@@ -77,7 +77,7 @@ _WALKED: Final = 16
 WORDS_AHEAD: Final = 1 << 10
 WORDS_ROWS: Final = 1 << 8
 # To add a frame to the word index costs as much as to look so often for a word in it.
-_WORDS_COST: Final = 4
+_WORDS_COST: Final = 2
 _TABLE_FRAMES: Final = 1 << 13
 # A single frame with fewer rows is opened by itself, which costs less.
 _SINGLE_ROWS: Final = 64
