@@ -41,7 +41,7 @@ COLUMNS: Final = (
     Column("shard", "shard", "shard", (), pa.uint32(), pa.int32()),
     Column("generation", "generation", "generation", (), pa.uint32(), pa.int32()),
     Column("stream", "stream", "stream", (1,), pa.uint64(), pa.int64()),
-    Column("serial", "serial", "serial", (), pa.uint64(), pa.int64()),
+    Column("serial", "serial", "serial", (17,), pa.uint64(), pa.int64()),
 )
 
 

@@ -504,12 +504,12 @@ class TestStarting:
         events: list[str] = []
 
         @contextmanager
-        def opened(path: str, *, clock: GuardedClock) -> Iterator[Shelf]:
+        def opened(path: str, *, clock: GuardedClock, cluster: None) -> Iterator[Shelf]:
             events.append(f"open {path}")
             yield Shelf()
             events.append("closed")
 
-        async def run(_: Server, _started: object) -> None:
+        async def run(_: Server, _started: object, _beside: object) -> None:
             events.append("run")
 
         monkeypatch.setattr(server_module, "open_store", opened)
