@@ -31,14 +31,14 @@ from siltstone.manage.connection import (
     connect,
 )
 from siltstone.manage.running_transaction import RunningTransaction
-from siltstone.store.database import Database, Read
+from siltstone.store.database import Database
 from siltstone.store.directory import Store
 from siltstone.store.directory import open_store as open  # noqa: A004 - siltstone.open reads as it should
 from siltstone.store.feed.position import FeedPosition
 from siltstone.store.feed.reader import Change, FeedRead, FeedReader
 from siltstone.store.keyvalue import KeyValueDatabase
 from siltstone.store.log.info import Hole, SlabInfo, StreamInfo
-from siltstone.store.log.iterator import StreamIterator, StreamRef
+from siltstone.store.log.iterator import Read, StreamIterator, StreamRef
 from siltstone.store.log.read.pieces import COLUMNS, SCHEMA, Batch, Row
 from siltstone.store.log.read.scan import ReadReport, Status
 from siltstone.store.log.write.partition import Columns

@@ -9,8 +9,8 @@ from pathlib import PurePath
 import pytest
 
 from siltstone.errors import CorruptionError
-from siltstone.store.database import Database, Read
-from siltstone.store.log.iterator import StreamIterator
+from siltstone.store.database import Database
+from siltstone.store.log.iterator import Read, StreamIterator
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.log.read.scan import Status
 from tests.support.builders import World, read_rows

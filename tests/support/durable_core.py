@@ -68,7 +68,7 @@ class HeldDatabase(ScriptedDatabase):
     def __init__(self, real: Database, *, automatic: bool) -> None:
         super().__init__(automatic=automatic)
         self._real = real
-        self._shards = real._shards  # noqa: SLF001 - reads go to the real one
+        self._log, self._keyed = real._log, None  # noqa: SLF001 - reads go to the real one
         self._source, self._feeds = real._source, real._feeds  # noqa: SLF001
 
     def settle(self, error: Exception | None = None, *, index: int = 0) -> None:

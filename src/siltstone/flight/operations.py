@@ -26,8 +26,9 @@ from siltstone.scan.columns.schema import SCHEMA
 from siltstone.scan.ingest.columns import Given, check_rows, rows_of
 from siltstone.scan.ingest.staging import WriteBatch
 from siltstone.scan.origin import DatabaseOrigin
-from siltstone.store.database import DURABILITIES, Database
+from siltstone.store.database import Database
 from siltstone.store.directory import Store
+from siltstone.store.log.arguments import DURABILITIES
 from siltstone.store.writer.ticket import Ticket
 
 ACTIONS: Final = {

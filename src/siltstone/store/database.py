@@ -1,34 +1,46 @@
-"""One database: append rows, read them, manage its slabs.
+"""One database: append rows, read them, follow them, manage its slabs.
 
-A database is a list of shards, and a rule that selects the shard of each row. Each shard has a role
-in this process. A shard that the process leads has a thread, which writes its files. Of a shard
-that the process only reads, new rows are taken from the disk whenever all known rows were read. All
-methods may be called from any thread.
+A database is a list of shards, and a rule that selects the shard of each row. The shards have one
+layout: a log, whose rows are only appended, or keys, whose rows are also replaced and deleted, by
+transactions. What a layout cannot do raises UsageError.
+
+Each shard has a role in this process. A shard that the process leads has a thread, which writes its
+files. Of a shard that the process only reads, new rows are taken from the disk whenever all known
+rows were read. All methods may be called from any thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import PurePath
-from typing import Any, Final, Literal
+from itertools import islice
+from typing import Any, Literal
 
 import pyarrow as pa
 
-from siltstone.clock import Clock
 from siltstone.errors import NotFoundError, SiltstoneError, UsageError
-from siltstone.fs.api import FileSystem
 from siltstone.rows.batch import RowBatch
 from siltstone.store.feed.feeds import CREDIT, Feeds, Wanted, listen
 from siltstone.store.feed.position import FeedPosition
 from siltstone.store.feed.reader import FeedReader
 from siltstone.store.feed.reading import StoreSource
 from siltstone.store.feed.rows.batch import FeedBatch
-from siltstone.store.log.arguments import require_kind, require_number
+from siltstone.store.keyvalue import TIMEOUT, KeyValueDatabase
+from siltstone.store.log.arguments import (
+    require_durability,
+    require_kind,
+    require_number,
+)
 from siltstone.store.log.info import Hole, SlabInfo, StreamInfo, holes_of, slab_info, stream_infos
-from siltstone.store.log.iterator import StreamIterator, StreamRef, require_place, require_times
+from siltstone.store.log.iterator import (
+    Read,
+    StreamIterator,
+    StreamRef,
+    require_place,
+    require_times,
+)
 from siltstone.store.log.opening import RecoveryReport
 from siltstone.store.log.read.cursor import read_in_time_order
 from siltstone.store.log.read.pieces import COLUMNS, Batch, Row, schema_of
@@ -55,65 +67,60 @@ from siltstone.store.log.write.partition import (
 from siltstone.store.shard.block_log import BlockLogs
 from siltstone.store.shard.compaction import Compaction
 from siltstone.store.shard.compactor import Compactor, Rewriter
-from siltstone.store.shard.replicated.port import Replication
 from siltstone.store.shard.retry_dropped import again_when_dropped
-from siltstone.store.shard.shard import Roles
 from siltstone.store.shard.shards import Shards
 from siltstone.store.shard.upkeep import Dropping, Reclaimable
 from siltstone.store.slab.drops import DropLog
 from siltstone.store.slab.manifest import SlabId
 from siltstone.store.slab.settings import CALL_BYTES_MAX, DatabaseSettings
+from siltstone.store.tx.iterator import batches_of_rows
+from siltstone.store.tx.transaction import Transaction
 from siltstone.store.writer.producers import producer_of
 from siltstone.store.writer.ticket import Ticket, seconds_to_wait
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Match
 
 Durability = Literal["synced", "written", "none"]
-DURABILITIES: Final = ("synced", "written", "none")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """Rows of a stream, the position after them, and the reason why the read ended."""
-
-    iterator: StreamIterator
-    batch: Batch
-    status: Status
 
 
 class Database:
     """Rows by topic and time. Created by a Store."""
 
-    def __init__(
-        self,
-        fs: FileSystem,
-        clock: Clock,
-        directory: PurePath,
-        roles: Roles,
-        cluster: Replication | None = None,
-    ) -> None:
-        self._shards = Shards(fs, clock, directory, roles, cluster)
+    def __init__(self, rows: Shards | KeyValueDatabase) -> None:
+        """Open the rows of one layout, which belong to the database from now on."""
+        self._keyed = rows if isinstance(rows, KeyValueDatabase) else None
+        self._log = None if isinstance(rows, KeyValueDatabase) else rows
         # The identity of this database; a later database of the same name has another one.
-        self.origin = self._shards.manifest.identity
-        self._source = StoreSource(self._shards)
-        leads, follows = self._shards.leads, self._shards.follows
-        heard = partial(listen, self._shards) if leads else None
-        self._feeds = Feeds(self._source, self.origin, heard, polls=follows)
+        if isinstance(rows, KeyValueDatabase):
+            self.origin = rows.origin
+        else:
+            self.origin = rows.manifest.identity
+            self._source = StoreSource(rows)
+            heard = partial(listen, rows) if rows.leads else None
+            self._feeds = Feeds(self._source, self.origin, heard, polls=rows.follows)
         self.identity = self.origin.text
 
     @property
     def name(self) -> str:
         """The database's name."""
-        return self._shards.manifest.database
+        return self._shards.manifest.database if self._keyed is None else self._keyed.name
+
+    @property
+    def layout(self) -> Literal["log", "keyvalue"]:
+        """How the rows are stored."""
+        return "log" if self._keyed is None else "keyvalue"
 
     @property
     def closed(self) -> bool:
         """Whether it was closed; its Store opens it again on request."""
-        return self._shards.closed
+        return self._shards.closed if self._keyed is None else self._keyed.closed
 
     @property
     def settings(self) -> DatabaseSettings:
-        """The current settings."""
+        """The current settings of a database of messages.
+
+        Raises: UsageError for a key-value database, which has `Store.keyvalue(name).settings`.
+        """
         return self._shards.manifest.settings
 
     @property
@@ -146,9 +153,15 @@ class Database:
 
         Raises: UsageError, OverloadedError, PoisonedError, ClosedError; the ticket raises
         InvalidTopicError, StorageFullError, QuotaExceededError.
+
+        A key-value database stores the rows in one transaction. They may have times of their own.
+        It remembers the calls of producers as ids of transactions.
         """
-        if durability not in DURABILITIES:
-            raise UsageError(f"durability must be one of {DURABILITIES}: durability={durability!r}")
+        if self._keyed is not None:
+            return self._keyed.append(
+                rows, durability=durability, producer=producer, timeout=timeout
+            )
+        require_durability(durability)
         seconds = seconds_to_wait(timeout)
         shards = self._writable()
         if shards.manifest.holds_logs:
@@ -196,6 +209,37 @@ class Database:
         ticket = Ticket(len(batch.topics), 1)
         return ticket if shards.leader(0).commit_here(call, ticket) else None
 
+    def transaction(
+        self,
+        *,
+        shard: int | None = None,
+        key: str | None = None,
+        generation: int | None = None,
+        timeout: float | None = TIMEOUT,
+        id: str | None = None,  # noqa: A002 - the usual name
+    ) -> Transaction:
+        """Begin a transaction of a key-value database, see `KeyValueDatabase.transaction`.
+
+        Raises: UsageError for a database of messages.
+        """
+        return self.keyvalue.transaction(
+            shard=shard, key=key, generation=generation, timeout=timeout, id=id
+        )
+
+    @property
+    def keyvalue(self) -> KeyValueDatabase:
+        """The database with the methods that only key-value databases have: `transact`, `get`,
+        `outcome`, `take`.
+
+        Raises: UsageError for a database of messages.
+        """
+        if self._keyed is None:
+            raise UsageError(
+                f"the rows of database {self.name!r} are only appended, and never replaced or "
+                f"deleted one by one: keep rows that change in a key-value database"
+            )
+        return self._keyed
+
     def has_stored(self, producer: tuple[str, int], topic: bytes, publisher: bytes) -> bool:
         """Return whether this call of a producer stored rows of this topic and publisher."""
         name_key, sequence = producer_of(producer)
@@ -210,6 +254,8 @@ class Database:
         """
         parsed = TopicFilter.parse(topic_filter)
         require_times(since_us)
+        if self._keyed is not None:
+            return self._keyed.streams(topic_filter)
         self._shards.refresh()
         found: list[StreamRef] = []
         for slab in self._overlapping(since_us, None):
@@ -240,6 +286,8 @@ class Database:
         """
         require_kind("stream", stream, StreamRef, "one that streams() returned")
         require_times(since_us)
+        if self._keyed is not None:
+            return self._keyed.iterator(stream, topic_filter, since_us)
         require_place(stream, database=self.name, identity=self.identity)
         slab = self._shards.slab(stream.slab)
         if slab.stream(stream.stream_id) is None:
@@ -267,6 +315,8 @@ class Database:
         Raises: SlabDroppedError, UsageError, CorruptionError.
         """
         require_kind("iterator", iterator, StreamIterator, "one that iterator() or next() returned")
+        if self._keyed is not None:
+            return self._keyed.next(iterator, rows_max, until_us=until_us)
         require_number("rows_max", rows_max)
         require_times(iterator.since_us, until_us)
         require_place(iterator, database=self.name, identity=self.identity)
@@ -308,7 +358,7 @@ class Database:
         report: ReadReport | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the matching rows in [since, until), of all shards and generations, in order of
-        time.
+        time; those of a key-value database by generation, stream, topic and time.
 
         The read ends with the last row that was visible when it began. It counts in `report` what
         it reads.
@@ -319,6 +369,9 @@ class Database:
             require_number("rows_max", rows_max)
             if rows_max < 0:
                 raise UsageError(f"rows_max must be 0 or more, got {rows_max}")
+        if self._keyed is not None:
+            rows = self._keyed.read(topic_filter, since_us, until_us)
+            return batches_of_rows(islice(rows, rows_max), columns)
         parsed = TopicFilter.parse(topic_filter)
         span = Span(since_us=since_us, until_us=until_us)
         self._shards.refresh()
@@ -350,6 +403,8 @@ class Database:
     ) -> int:
         """Count the matching rows, from the index where whole frames match."""
         require_times(since_us, until_us)
+        if self._keyed is not None:
+            return sum(1 for _ in self._keyed.read(topic_filter, since_us, until_us))
         parsed = TopicFilter.parse(topic_filter)
         span = Span(since_us=since_us, until_us=until_us)
         self._shards.refresh()
@@ -403,17 +458,22 @@ class Database:
         then new rows.
 
         The rows of each shard arrive in order of serials, each once. A StreamIterator continues in
-        its shard, with its filter. At most `credit` rows are unacknowledged.
+        its shard, with its filter. At most `credit` rows are unacknowledged. The rows of a
+        key-value database are its kept changes, see `KeyValueDatabase.feed`.
 
         Raises: UsageError, SlabDroppedError, ClosedError.
         """
         require_times(since_us)
+        if self._keyed is not None:
+            return self._keyed.feed(wanted, position=position, since_us=since_us, credit=credit)
         if isinstance(wanted, StreamIterator):
             require_place(wanted, database=self.name, identity=self.identity)
         return self._feeds.open(wanted, position=position, since_us=since_us, credit=credit)
 
     def end_position(self) -> FeedPosition:
         """Return the position after the last row: a feed from there receives only new rows."""
+        if self._keyed is not None:
+            return self._keyed.end_position()
         return self._feeds.end_position()
 
     def feed_source(self) -> StoreSource:
@@ -453,11 +513,16 @@ class Database:
     @again_when_dropped
     def size_bytes(self) -> int:
         """Return the disk space of all slabs in bytes."""
+        if self._keyed is not None:
+            return self._keyed.size_bytes()
         return sum(self._shards.slab_bytes(slab.id) for slab in self._shards.all())
 
     def seal(self) -> None:
         """End the generation of every shard: the current slabs accept no more rows."""
-        self._writable().seal()
+        if self._keyed is not None:
+            self._keyed.seal()
+        else:
+            self._writable().seal()
 
     def restart_times(self) -> int:
         """Begin a new generation in each shard whose timestamps are ahead of the clock, so that new
@@ -489,7 +554,10 @@ class Database:
     def drop_slab(self, slab: SlabId) -> None:
         """Delete a sealed slab. Raises: UsageError for a current one, NotFoundError."""
         require_kind("slab", slab, SlabId, "a SlabId")
-        self._writable().drop(slab)
+        if self._keyed is not None:
+            self._keyed.drop_slab(slab)
+        else:
+            self._writable().drop(slab)
 
     @property
     def compaction(self) -> Compaction:
@@ -513,6 +581,8 @@ class Database:
 
     def enforce_retention(self) -> list[SlabId]:
         """Drop the slabs that exceed the retention by age or size; return their ids."""
+        if self._keyed is not None:
+            return self._keyed.enforce_retention()
         return self._writable().enforce_retention()
 
     def reclaimable(self) -> Reclaimable:
@@ -557,6 +627,9 @@ class Database:
 
     def close(self) -> None:
         """Store the queued rows and end the threads."""
+        if self._keyed is not None:
+            self._keyed.close()
+            return
         try:
             self._shards.close()
         finally:
@@ -564,13 +637,22 @@ class Database:
 
     def failure(self) -> Exception | None:
         """Return the error that poisoned a shard, None if no shard is poisoned."""
-        return self._shards.failure()
+        return self._shards.failure() if self._keyed is None else self._keyed.failure()
 
     def block_logs(self) -> BlockLogs:
         """Return the shards as logs of one topic each. Raises: UsageError."""
         shards = self._writable()
         shards.hold_logs()
         return BlockLogs(shards)
+
+    @property
+    def _shards(self) -> Shards:
+        if self._log is None:
+            raise UsageError(
+                f"database {self.name!r} is a key-value database: this is for databases of "
+                f"messages; Store.keyvalue has its other methods"
+            )
+        return self._log
 
     def _writable(self) -> Shards:
         if not self._shards.leads:

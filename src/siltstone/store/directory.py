@@ -54,6 +54,7 @@ from siltstone.store.log.first_slab import create_slabs
 from siltstone.store.log.slab_names import holds_rows
 from siltstone.store.shard.replicated.port import Founding, Replication
 from siltstone.store.shard.shard import LEADING, READING, Role, Roles
+from siltstone.store.shard.shards import Shards
 from siltstone.store.slab.manifest import MANIFEST, Manifest
 from siltstone.store.slab.retention import require_retention
 from siltstone.store.slab.settings import DatabaseSettings, require_local
@@ -246,7 +247,14 @@ class Store:
         return self._cluster.found(name, settings)
 
     def database(self, name: str) -> Database:
-        """Open a database with its own settings. Raises: NotFoundError, CorruptionError."""
+        """Open a database with its own settings, also a key-value database if no database of
+        messages has the name.
+
+        Raises: NotFoundError, CorruptionError; UsageError for a key-value database if the store is
+        read-only.
+        """
+        if self._is_keyvalue(name):
+            return Database(self.keyvalue(name, create=False))
         with self._mutex:
             self._check_open()
             require_kind("name", name, str, "text")
@@ -441,9 +449,19 @@ class Store:
         self._fs.sync_directory(directory)
         remove_tree(self._fs, directory)
 
+    def _is_keyvalue(self, name: str) -> bool:
+        """Return whether only a key-value database has this name."""
+        self._check_open()
+        require_kind("name", name, str, "text")
+        if name in self._databases:
+            return False
+        has_messages = self._fs.exists(self._paths.data / name / MANIFEST)
+        return not has_messages and name in self.keyvalue_names()
+
     def _open(self, name: str) -> Database:
         directory = self._paths.database(name)
-        database = Database(self._fs, self._clock, directory, self._roles(name), self._cluster)
+        shards = Shards(self._fs, self._clock, directory, self._roles(name), self._cluster)
+        database = Database(shards)
         self._databases = {**self._databases, name: database}
         return database
 

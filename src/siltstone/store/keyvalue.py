@@ -7,7 +7,7 @@ shard of a row: rows that are read or changed together get one key, and so one s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from random import random
@@ -16,18 +16,25 @@ from time import sleep
 from typing import Any, Final, TypeVar
 
 from siltstone.clock import Clock
-from siltstone.errors import ClosedError, NotFoundError, SlabDroppedError, UsageError
+from siltstone.errors import (
+    ClosedError,
+    InvalidTopicError,
+    NotFoundError,
+    SlabDroppedError,
+    UsageError,
+)
+from siltstone.rows.batch import RowBatch
 from siltstone.store.feed.changes import ChangeSource, listen_for_changes
-from siltstone.store.feed.feeds import CREDIT, Feeds
+from siltstone.store.feed.feeds import CREDIT, Feeds, Wanted
 from siltstone.store.feed.position import FeedPosition
 from siltstone.store.feed.reader import FeedReader
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.kv.api import Engine
 from siltstone.store.kv.slab import KeyValueSlab
-from siltstone.store.log.arguments import require_kind
-from siltstone.store.log.iterator import StreamRef
+from siltstone.store.log.arguments import require_durability, require_kind
+from siltstone.store.log.iterator import Read, StreamIterator, StreamRef
 from siltstone.store.log.read.pieces import Row
-from siltstone.store.log.write.partition import shard_of
+from siltstone.store.log.write.partition import Columns, batch_of, shard_of
 from siltstone.store.slab.drops import DropLog, Dropped, Why
 from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
 from siltstone.store.slab.retention import due_for_drop, due_for_turn
@@ -36,18 +43,23 @@ from siltstone.store.tx.arguments import key_of, text_of, timeout_of, whole_numb
 from siltstone.store.tx.catalog import family_of
 from siltstone.store.tx.commit.committer import Committer, Room
 from siltstone.store.tx.commit.shard import KeyValueShard
-from siltstone.store.tx.iterator import KeyIterator, KeyRead, read_on, require_key_place
+from siltstone.store.tx.commit.ticket import CommitTicket
+from siltstone.store.tx.iterator import read_on, require_key_place
 from siltstone.store.tx.operations import LATEST, NO_ID, digest_of, end_of, start_of
 from siltstone.store.tx.owned_map import OwnedMaps, take
 from siltstone.store.tx.reading import ReadableSlab, rows_of
 from siltstone.store.tx.retry import Committed, Retry, transact
 from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.store.tx.transaction import Context, Transaction
+from siltstone.store.writer.producers import producer_of
 from siltstone.topic.grammar import TopicFilter
 
 T = TypeVar("T")
 
 TIMEOUT: Final = 5.0
+_NOT_STORED: Final = (
+    "a row of a key-value database has a topic, a value and perhaps a timestamp, nothing else"
+)
 RETRIES: Final = 10
 
 
@@ -253,54 +265,84 @@ class KeyValueDatabase:
                         slab=known.record.id,
                         stream_id=match.stream.id,
                         pattern=pattern,
-                        identity=self._identity.text,
+                        identity=self.origin.text,
                     )
                 )
         return streams
 
     def iterator(
         self, stream: StreamRef, topic_filter: str = "#", since_us: int = 0
-    ) -> KeyIterator:
+    ) -> StreamIterator:
         """Return the position before the first row of a stream at or after a time.
 
         Raises: SlabDroppedError, NotFoundError, UsageError.
         """
         require_kind("stream", stream, StreamRef, "one that streams() returned")
-        require_key_place(stream, database=self.name, identity=self._identity)
+        require_key_place(stream, database=self.name, identity=self.origin)
         if self._find(stream.slab).slab.stream(stream.stream_id) is None:
             raise NotFoundError(f"unknown stream {stream.stream_id:016x} in slab {stream.slab}")
-        return KeyIterator(
+        return StreamIterator(
             database=self.name,
             slab=stream.slab,
             stream_id=stream.stream_id,
             since_us=start_of(since_us, 0),
             filter=TopicFilter.parse(topic_filter),
-            identity=self._identity.text,
+            after=b"",
+            identity=self.origin.text,
         )
 
     def next(
-        self, iterator: KeyIterator, rows_max: int = 1000, *, until_us: int | None = None
-    ) -> KeyRead:
+        self, iterator: StreamIterator, rows_max: int = 1000, *, until_us: int | None = None
+    ) -> Read:
         """Read from a position: up to rows_max matching rows, all before until_us.
 
         Raises: SlabDroppedError, NotFoundError, UsageError.
         """
-        require_kind("iterator", iterator, KeyIterator, "one that iterator() or next() returned")
-        require_key_place(iterator, database=self.name, identity=self._identity)
+        require_kind("iterator", iterator, StreamIterator, "one that iterator() or next() returned")
+        require_key_place(iterator, database=self.name, identity=self.origin)
         until = None if until_us is None else end_of(until_us)
         if whole_number("rows_max", rows_max) < 1:
             raise UsageError(f"rows_max must be at least 1, got {rows_max}")
         # Check whether the slab has ended before its last rows are read.
         known = self._find(iterator.slab)
         ended = known.record.state is not SlabState.CURRENT
-        iterator = replace(iterator, identity=self._identity.text)
+        iterator = replace(iterator, identity=self.origin.text)
         return read_on(known.slab, iterator, rows_max, until, ended=ended)
+
+    def append(
+        self,
+        rows: Iterable[Row] | Columns | RowBatch,
+        *,
+        durability: str = "synced",
+        producer: tuple[str, int] | None = None,
+        timeout: float | None = None,
+        shard: int | None = None,
+        key: str | None = None,
+    ) -> CommitTicket:
+        """Queue rows as one transaction; `wait` of the ticket returns when they are durable.
+
+        A row with a timestamp replaces the row of its topic at this time; any other row gets the
+        time of the commit. In a plain map rows replace the values of their topics. Every
+        `durability` means `synced` here. A call of a producer that was stored before, within
+        `remember_ids` seconds, is acknowledged and not stored again.
+
+        Raises: UsageError, also for rows with a publisher, flags or properties, which are not
+        stored; InvalidTopicError; OverloadedError, PoisonedError, ClosedError; the ticket raises
+        StorageFullError, QuotaExceededError.
+        """
+        require_durability(durability)
+        id_ = None if producer is None else _id_of_call(producer)
+        seconds = timeout_of(timeout)
+        transaction = self.transaction(shard=shard, key=key, timeout=seconds, id=id_)
+        write_rows(transaction, rows)
+        return transaction.submit()
 
     def feed(
         self,
-        filters: str | Sequence[str] = "#",
+        wanted: Wanted = "#",
         *,
         position: FeedPosition | None = None,
+        since_us: int = 0,
         credit: int = CREDIT,
     ) -> FeedReader:
         """Subscribe: return the kept changes of rows that match any of the filters, from a position
@@ -314,7 +356,12 @@ class KeyValueDatabase:
         Raises: UsageError, also if the database keeps no changes; SlabDroppedError; ClosedError.
         """
         feeds = self._with_changes()
-        return feeds.open(filters, position=position, since_us=0, credit=credit)
+        if since_us:
+            raise UsageError(
+                "a feed of a key-value database begins at a position, not at a time: its rows are "
+                "not in order of time"
+            )
+        return feeds.open(wanted, position=position, since_us=0, credit=credit)
 
     def end_position(self) -> FeedPosition:
         """Return the position after the last change: a feed from there receives only new changes.
@@ -420,7 +467,7 @@ class KeyValueDatabase:
         records = catalog.read_slabs(engine)
         catalog.drop_orphans(engine, records)
         states = catalog.begin_terms(engine, settings.shards)
-        self._identity = catalog.read_identity(engine)
+        self.origin = catalog.read_identity(engine)
         catalog.ensure_changes(engine, settings)
         for number in range(settings.shards):
             *sealed, newest = (record for slab, record in records.items() if slab.shard == number)
@@ -441,7 +488,7 @@ class KeyValueDatabase:
             self._slabs[newest.id] = self._opened(newest, committer.slab)
             self._current.append(self._slabs[newest.id].context)
         self._source = ChangeSource(engine, [queue.committer for queue in self._queues])
-        self._feeds = Feeds(self._source, self._identity, self.on_commit, polls=False)
+        self._feeds = Feeds(self._source, self.origin, self.on_commit, polls=False)
         return settings
 
     def _opened(self, record: SlabRecord, slab: KeyValueSlab) -> OpenSlab:
@@ -543,6 +590,43 @@ class KeyValueDatabase:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the database is closed")
+
+
+def write_rows(transaction: Transaction, rows: Iterable[Row] | Columns | RowBatch) -> None:
+    """Write rows in a transaction. Raises: UsageError, InvalidTopicError."""
+    if isinstance(rows, Columns):
+        rows = batch_of(rows)
+    if isinstance(rows, RowBatch):
+        flagged = rows.any_flags or rows.shared_flags > 0
+        if rows.publisher or any(rows.publishers) or any(rows.properties) or flagged:
+            raise UsageError(_NOT_STORED)
+        for topic, value in zip(rows.topics, rows.values, strict=True):
+            transaction.write(_decoded(topic), value)
+        return
+    require_kind("rows", rows, Iterable, "Rows, or Columns")
+    for number, row in enumerate(rows):
+        if not isinstance(row, Row):
+            raise UsageError(f"not a Row: row={number} type={type(row).__name__}")
+        plain = Row(row.topic, row.value, timestamp_us=row.timestamp_us)
+        if row != plain:
+            raise UsageError(f"{_NOT_STORED}: row={number}")
+        if row.timestamp_us:
+            transaction.write(row.topic, row.value, row.timestamp_us)
+        else:
+            transaction.write(row.topic, row.value)
+
+
+def _decoded(topic: bytes) -> str:
+    try:
+        return topic.decode()
+    except UnicodeDecodeError as exc:
+        raise InvalidTopicError(f"topic is not valid UTF-8: topic={topic[:80]!r}") from exc
+
+
+def _id_of_call(producer: tuple[str, int]) -> str:
+    """Return the id of the transaction of a producer's call. Raises: UsageError."""
+    name_key, sequence = producer_of(producer)
+    return f"producer/{name_key.hex()}/{sequence}"
 
 
 def _without_changes(name: str) -> UsageError:

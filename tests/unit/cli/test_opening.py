@@ -8,6 +8,7 @@ from siltstone.cli.opening import note_recovery, open_reading, open_writing
 from siltstone.errors import LockedError, UsageError
 from siltstone.store.database import Database
 from siltstone.store.shard.shard import LEADING
+from siltstone.store.shard.shards import Shards
 from tests.support.command_line import DATA, CommandLine
 
 HERE = Path(DATA)
@@ -47,7 +48,8 @@ def test_a_torn_end_is_told_and_a_whole_one_is_not(
     )
 
     def reopened() -> str:
-        database = Database(siltstone.fs, siltstone.clock, DATA / "data/metrics", LEADING)
+        shards = Shards(siltstone.fs, siltstone.clock, DATA / "data/metrics", LEADING)
+        database = Database(shards)
         note_recovery(database)
         database.close()
         return capsys.readouterr().err

@@ -17,9 +17,9 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.store.database import Database, Read
+from siltstone.store.database import Database
 from siltstone.store.log.info import SlabInfo
-from siltstone.store.log.iterator import StreamIterator, StreamRef
+from siltstone.store.log.iterator import Read, StreamIterator, StreamRef
 from siltstone.store.log.read.pieces import COLUMNS, Row
 from siltstone.store.log.read.scan import Status
 from siltstone.store.log.write.partition import Columns, shard_of

@@ -58,7 +58,7 @@ from siltstone.store.kv.api import Engine
 from siltstone.store.kv.keys import TIME_END
 from siltstone.store.kv.rocks import open_read_only
 from siltstone.store.log.read.pieces import Row
-from siltstone.store.tx.iterator import RowBatch
+from siltstone.store.tx.iterator import batch_of_rows
 from siltstone.store.tx.reading import KeyValueReader
 from siltstone.store.tx.settings import KeyValueSettings, check_keyvalue
 from siltstone.topic.grammar import check_topic
@@ -283,7 +283,7 @@ def read(
             else TableSink(console_on(sys.stdout), columns)
         )
         while some := list(islice(rows, _CHUNK)):
-            sink.write(RowBatch(some).arrow(columns))
+            sink.write(batch_of_rows(some).arrow(columns))
         sink.close()
 
 
@@ -310,7 +310,7 @@ def get(
         columns = ("topic", "timestamp", "value") if reader.settings.timed else ("topic", "value")
     if json:
         sink = JsonLinesSink(sys.stdout, columns)
-        sink.write(RowBatch([newest]).arrow(columns))
+        sink.write(batch_of_rows([newest]).arrow(columns))
         sink.close()
     else:
         sys.stdout.flush()

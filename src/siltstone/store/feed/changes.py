@@ -58,12 +58,8 @@ class ChangeSource:
         return [0] * len(self.committers)
 
     def position_at(self, since_us: int) -> FeedPosition:
-        """Return the position before all kept changes. Raises: UsageError for another time."""
-        if since_us:
-            raise UsageError(
-                "a feed of a key-value database begins at a position, not at a time: its rows are "
-                "not in order of time"
-            )
+        """Return the position before all kept changes."""
+        assert not since_us, "rows are not in order of time"
         return START
 
     def first_serial(self, slab: SlabId) -> int:

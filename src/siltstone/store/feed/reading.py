@@ -154,7 +154,7 @@ class StoreSource:
     """The slabs of a database as the source of a hub. From any thread."""
 
     def __init__(self, shards: Shards) -> None:
-        self._shards = shards
+        self._log = self._shards = shards
         self._lock = Lock()
         self._plans: dict[Key, _Plan] = {}
         # The number of frames that were opened, for statistics.

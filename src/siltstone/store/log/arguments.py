@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from siltstone.errors import UsageError
+
+# What an acknowledged row survives: a power cut, a crash of the process, nothing.
+DURABILITIES: Final = ("synced", "written", "none")
 
 
 def require_kind(name: str, value: object, kind: type, words: str) -> None:
@@ -22,3 +27,9 @@ def require_span(since_us: object, until_us: object) -> None:
     require_number("since_us", since_us)
     if until_us is not None:
         require_number("until_us", until_us)
+
+
+def require_durability(durability: object) -> None:
+    """Raise UsageError unless a durability is known."""
+    if durability not in DURABILITIES:
+        raise UsageError(f"durability must be one of {DURABILITIES}: durability={durability!r}")

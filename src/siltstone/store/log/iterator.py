@@ -6,8 +6,11 @@ stream    `SS` 2, shard u32, generation u32, stream u64, then three times length
           database, identity, pattern
 iterator  `SI` 2, shard u32, generation u32, stream u64, next serial u64, since i64, then three
           times length u32 + text: database, identity, filter
+keys      `SK` 2, shard u32, generation u32, stream u64, since i64, then four times length u32 +
+          bytes: database, identity, filter, the key of the last row that was read
 
-The identity distinguishes a database from a later one of the same name. Version 1 has no identity,
+`SK` is an iterator of a key-value database, whose rows are sorted by topic and then by time. The
+identity distinguishes a database from a later one of the same name. Version 1 has no identity,
 and otherwise the same fields. Positions without an identity are read and written in version 1.
 """
 
@@ -19,11 +22,14 @@ from typing import Final
 
 from siltstone.errors import SlabDroppedError, UsageError
 from siltstone.store.log.arguments import require_kind, require_span
+from siltstone.store.log.read.pieces import Batch
+from siltstone.store.log.read.scan import Status
 from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.grammar import TopicFilter
 
 _STREAM: Final = struct.Struct("<2sBIIQ")
 _ITERATOR: Final = struct.Struct("<2sBIIQQq")
+_KEYS: Final = struct.Struct("<2sBIIQq")
 _LENGTH: Final = struct.Struct("<I")
 _NAMED: Final = 1
 _IDENTIFIED: Final = 2
@@ -65,21 +71,26 @@ class StreamRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamIterator:
-    """A saved position: the rows of a stream that match a filter, from a serial and a time on.
+    """A saved position: the rows of a stream that match a filter, from a place and a time on.
 
-    `identity` is the identity of the database, empty if it is unknown.
+    The place is a serial in a log. In a key-value database it is after the key of the last row that
+    was read, which is empty at the start; in a log `after` is None. `identity` is the identity of
+    the database, empty if it is unknown.
     """
 
     database: str
     slab: SlabId
     stream_id: int
-    next_serial: int
     since_us: int
     filter: TopicFilter
+    next_serial: int = 0
+    after: bytes | None = None
     identity: str = ""
 
     def to_bytes(self) -> bytes:
         """Return bytes that outlive this process."""
+        if self.after is not None:
+            return self._keys_to_bytes(self.after)
         head = _ITERATOR.pack(
             b"SI",
             _version_of(self.identity),
@@ -94,6 +105,9 @@ class StreamIterator:
     @classmethod
     def from_bytes(cls, data: bytes) -> StreamIterator:
         """Read the bytes that `to_bytes` returned. Raises: UsageError."""
+        require_kind("data", data, bytes, "bytes")
+        if data[:2] == b"SK":
+            return cls._keys_from_bytes(data)
         fields = _unpack_head(_ITERATOR, b"SI", data, "iterator")
         database, identity, text = _unpack_texts(data[_ITERATOR.size :], fields[1], "iterator")
         return cls(
@@ -106,9 +120,50 @@ class StreamIterator:
             identity=identity,
         )
 
+    def _keys_to_bytes(self, after: bytes) -> bytes:
+        head = _KEYS.pack(
+            b"SK",
+            _version_of(self.identity),
+            self.slab.shard,
+            self.slab.generation,
+            self.stream_id,
+            self.since_us,
+        )
+        texts = _pack_texts(self.database, self.identity, self.filter.text)
+        return head + texts + _LENGTH.pack(len(after)) + after
+
+    @classmethod
+    def _keys_from_bytes(cls, data: bytes) -> StreamIterator:
+        fields = _unpack_head(_KEYS, b"SK", data, "iterator of keys")
+        # The key is the last of the texts, and its bytes are not text.
+        end = _end_of_texts(data, _KEYS.size, 3 if fields[1] == _IDENTIFIED else 2)
+        key = _end_of_texts(data, end, 1)
+        if key != len(data):
+            raise UsageError("invalid saved iterator of keys: extra bytes at the end")
+        texts = _unpack_texts(data[_KEYS.size : end], fields[1], "iterator of keys")
+        database, identity, text = texts
+        return cls(
+            database=database,
+            slab=SlabId(fields[2], fields[3]),
+            stream_id=fields[4],
+            since_us=fields[5],
+            filter=TopicFilter.parse(text),
+            after=data[end + _LENGTH.size :],
+            identity=identity,
+        )
+
     def at(self, serial: int) -> StreamIterator:
         """Return the position that continues with this serial."""
         return replace(self, next_serial=serial)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Rows of a stream, the position after them, and the reason why the read ended."""
+
+    iterator: StreamIterator
+    batch: Batch
+    status: Status
 
 
 def require_place(place: StreamRef | StreamIterator, *, database: str, identity: str) -> None:
@@ -120,6 +175,8 @@ def require_place(place: StreamRef | StreamIterator, *, database: str, identity:
     this name.
     """
     noun = "stream" if isinstance(place, StreamRef) else "iterator"
+    if isinstance(place, StreamIterator) and place.after is not None:
+        raise UsageError(f"the iterator belongs to a key-value database: {place.database!r}")
     if place.database != database:
         raise UsageError(f"the {noun} belongs to another database: {place.database!r}")
     if place.identity not in ("", identity):
@@ -154,6 +211,17 @@ def _unpack_head(layout: struct.Struct, magic: bytes, data: bytes, noun: str) ->
     if fields[1] not in (_NAMED, _IDENTIFIED):
         raise UsageError(f"unknown version {fields[1]} of a saved {noun}")
     return fields
+
+
+def _end_of_texts(data: bytes, start: int, count: int) -> int:
+    """Return the end of texts that begin at a place. Raises: UsageError."""
+    for _ in range(count):
+        if len(data) < start + _LENGTH.size:
+            raise UsageError("invalid saved iterator of keys: cut short")
+        start += _LENGTH.size + _LENGTH.unpack_from(data, start)[0]
+        if len(data) < start:
+            raise UsageError("invalid saved iterator of keys: cut short")
+    return start
 
 
 def _unpack_texts(data: bytes, version: int, noun: str) -> tuple[str, str, str]:

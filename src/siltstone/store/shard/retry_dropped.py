@@ -13,7 +13,9 @@ from siltstone.store.shard.shards import Shards
 class Looks(Protocol):
     """An object that reads slabs."""
 
-    _shards: Shards
+    @property
+    def _log(self) -> Shards | None:
+        """The shards whose slabs it reads; None if they have no files of their own."""
 
 
 P = ParamSpec("P")
@@ -26,14 +28,17 @@ def again_when_dropped(look: Callable[Concatenate[L, P], T]) -> Callable[Concate
 
     @wraps(look)
     def looked(self: L, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        shards = self._log
+        if shards is None:
+            return look(self, *args, **kwargs)
         while True:
-            known = self._shards.manifest
+            known = shards.manifest
             try:
                 return look(self, *args, **kwargs)
             except (NotFoundError, SlabDroppedError, CorruptionError):
                 # A slab is removed from the manifest before its files are removed.
-                self._shards.refresh()
-                if self._shards.manifest == known:
+                shards.refresh()
+                if shards.manifest == known:
                     raise
 
     return looked

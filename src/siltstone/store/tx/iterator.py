@@ -1,9 +1,5 @@
-"""Saved positions in a stream of keys, and reading from them.
+"""Reading a stream of keys from a saved position.
 
-    `SK` 2, shard u32, generation u32, stream u64, since i64, then four times length u32 + bytes:
-    database, identity, filter, the key of the last row read
-
-The identity distinguishes a database from a later one of the same name. Version 1 has none.
 The rows of a stream are sorted by topic, then by time. A new position starts at a time, inclusive;
 a position that has moved continues after its last row. A read that reaches its limit of time
 continues at that limit, from the first topic on.
@@ -11,89 +7,29 @@ continues at that limit, from the first topic on.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
 from siltstone.errors import SlabDroppedError, UsageError
 from siltstone.store.kv.keys import TIME_END
 from siltstone.store.kv.slab import Found, KeyValueSlab
-from siltstone.store.log.iterator import StreamRef
-from siltstone.store.log.read.pieces import COLUMNS, Row, schema_of
+from siltstone.store.log.iterator import Read, StreamIterator, StreamRef
+from siltstone.store.log.read.pieces import SCHEMA, Batch, Row
 from siltstone.store.log.read.scan import Status
-from siltstone.store.slab.identity import UNIDENTIFIED, DatabaseIdentity, told
+from siltstone.store.slab.identity import DatabaseIdentity, told
 from siltstone.store.slab.manifest import SlabId
-from siltstone.topic.grammar import TopicFilter
 
-_HEAD: Final = struct.Struct("<2sBIIQq")
-_LENGTH: Final = struct.Struct("<I")
-_MAGIC: Final = b"SK"
-_UNIDENTIFIED: Final = 1
-_VERSION: Final = 2
+# The names from before an iterator and a read were the same for all layouts.
+KeyIterator: TypeAlias = StreamIterator
+KeyRead: TypeAlias = Read
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyIterator:
-    """A saved position: the rows of a stream that match a filter, after a key and from a time on.
-
-    `identity` is the identity of the database, empty in a position that an earlier version saved.
-    """
-
-    database: str
-    slab: SlabId
-    stream_id: int
-    since_us: int
-    filter: TopicFilter
-    after: bytes = b""
-    identity: str = UNIDENTIFIED
-
-    def to_bytes(self) -> bytes:
-        """Return bytes that outlive this process."""
-        shard, generation = self.slab.shard, self.slab.generation
-        version = _UNIDENTIFIED if self.identity == UNIDENTIFIED else _VERSION
-        head = _HEAD.pack(_MAGIC, version, shard, generation, self.stream_id, self.since_us)
-        texts = [self.database.encode(), self.filter.text.encode(), self.after]
-        if version == _VERSION:
-            texts.insert(1, self.identity.encode())
-        return head + b"".join(_LENGTH.pack(len(text)) + text for text in texts)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> KeyIterator:
-        """Read the bytes that `to_bytes` returned. Raises: UsageError."""
-        if len(data) < _HEAD.size or data[:2] != _MAGIC:
-            raise UsageError("invalid saved iterator of keys: the bytes do not come from to_bytes")
-        _, version, shard, generation, stream_id, since_us = _HEAD.unpack_from(data)
-        if version not in (_UNIDENTIFIED, _VERSION):
-            raise UsageError(
-                f"unknown version {version} of a saved iterator (supported: {_UNIDENTIFIED}, "
-                f"{_VERSION})"
-            )
-        try:
-            count = 4 if version == _VERSION else 3
-            database, *identity, text, after = _texts(data[_HEAD.size :], count)
-            name = database.decode()
-            known = identity[0].decode() if identity else UNIDENTIFIED
-        except (struct.error, ValueError) as exc:
-            raise UsageError(
-                "invalid saved iterator of keys: the bytes do not come from to_bytes"
-            ) from exc
-        return cls(
-            database=name,
-            slab=SlabId(shard, generation),
-            stream_id=stream_id,
-            since_us=since_us,
-            filter=TopicFilter.parse(text),
-            after=after,
-            identity=known,
-        )
-
-
-class RowBatch:
-    """Rows that were read, in order."""
+class PlainRows:
+    """Python rows as a part of a batch."""
 
     def __init__(self, rows: list[Row]) -> None:
         self._rows = rows
@@ -103,42 +39,39 @@ class RowBatch:
         """The number of rows."""
         return len(self._rows)
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self._rows)
+    def column(self, name: str) -> pa.Array:
+        """Return one column of SCHEMA."""
+        field = _FIELDS.get(name, name)
+        return pa.array([getattr(row, field) for row in self._rows], SCHEMA.field(name).type)
 
     def rows(self) -> list[Row]:
         """Return the rows as Python values."""
         return self._rows
 
-    def arrow(self, columns: Sequence[str] = COLUMNS) -> pa.RecordBatch:
-        """Return the rows as one record batch. Raises: UsageError for an unknown column."""
-        schema = schema_of(columns)
-        arrays = [
-            pa.array(
-                [getattr(row, _FIELDS.get(field.name, field.name)) for row in self._rows],
-                field.type,
-            )
-            for field in schema
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-
+_BATCH_ROWS: Final = 8192
 _FIELDS: Final = {"timestamp": "timestamp_us"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRead:
-    """Rows of a stream, the position after them, and the reason why the read ended."""
+def batch_of_rows(rows: list[Row]) -> Batch:
+    """Return rows as the batch of a read."""
+    return Batch([PlainRows(rows)] if rows else [], len(rows))
 
-    iterator: KeyIterator
-    batch: RowBatch
-    status: Status
+
+def batches_of_rows(rows: Iterator[Row], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield rows as record batches. Raises: UsageError for an unknown column."""
+    while some := list(islice(rows, _BATCH_ROWS)):
+        yield batch_of_rows(some).arrow(columns)
 
 
 def read_on(
-    slab: KeyValueSlab, iterator: KeyIterator, rows_max: int, until_us: int | None, *, ended: bool
-) -> KeyRead:
+    slab: KeyValueSlab,
+    iterator: StreamIterator,
+    rows_max: int,
+    until_us: int | None,
+    *,
+    ended: bool,
+) -> Read:
     """Read up to rows_max matching rows, all before until_us.
 
     `ended` means that the slab accepts no more rows.
@@ -146,7 +79,7 @@ def read_on(
     matches = [m for m in slab.match(iterator.filter) if m.stream.id == iterator.stream_id]
     done = Status.END if ended else Status.CAUGHT_UP
     if not matches:
-        return KeyRead(iterator=iterator, batch=RowBatch([]), status=done)
+        return Read(iterator=iterator, batch=batch_of_rows([]), status=done)
     match = matches[0]
     until = TIME_END if until_us is None else until_us
     view = slab.view()
@@ -166,7 +99,7 @@ def read_on(
     finally:
         view.release()
     rows = [row_of(row, iterator.slab) for row in found]
-    return KeyRead(iterator=behind, batch=RowBatch(rows), status=status)
+    return Read(iterator=behind, batch=batch_of_rows(rows), status=status)
 
 
 def row_of(found: Found, slab: SlabId) -> Row:
@@ -182,7 +115,7 @@ def row_of(found: Found, slab: SlabId) -> Row:
 
 
 def require_key_place(
-    place: StreamRef | KeyIterator, *, database: str, identity: DatabaseIdentity
+    place: StreamRef | StreamIterator, *, database: str, identity: DatabaseIdentity
 ) -> None:
     """Check that a saved position belongs to this database.
 
@@ -190,6 +123,8 @@ def require_key_place(
     this name.
     """
     noun = "stream" if isinstance(place, StreamRef) else "iterator"
+    if isinstance(place, StreamIterator) and place.after is None:
+        raise UsageError(f"the iterator belongs to a database of messages: {place.database!r}")
     if place.database != database:
         raise UsageError(f"the {noun} belongs to another database: {place.database!r}")
     if not identity.owns(place.identity):
@@ -197,19 +132,3 @@ def require_key_place(
             f"the {noun} belongs to an earlier database {database!r}, which was dropped: "
             f"{noun}={told(place.identity)} database={identity.text}"
         )
-
-
-def _texts(data: bytes, count: int) -> list[bytes]:
-    texts: list[bytes] = []
-    for _ in range(count):
-        (length,) = _LENGTH.unpack_from(data)
-        end = _LENGTH.size + length
-        if len(data) < end:
-            raise ValueError("cut short")
-        texts.append(data[_LENGTH.size : end])
-        data = data[end:]
-    if data:
-        raise ValueError("extra bytes at the end")
-    if not all(texts[:-1]):
-        raise ValueError("a name is empty")
-    return texts

@@ -249,8 +249,10 @@ class TestRefused:
         with World() as world:
             world.write("a", b"1")
             iterator = world.database.iterator(world.database.streams()[0])
-            with pytest.raises(UsageError, match="wanted must be"):
-                world.database.feed(iterator)  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match="so a feed cannot continue it"):
+                world.database.feed(iterator)
+            with pytest.raises(UsageError, match="begins at a position, not at a time"):
+                world.database.feed(since_us=1)
 
     def test_closing_the_database_ends_its_feeds(self) -> None:
         with World() as world, world.database.feed() as feed:

@@ -19,12 +19,12 @@ class Looker:
         self._errors = list(errors)
         self._changes = changes
         self.looks = 0
-        self._shards = cast("Any", SimpleNamespace(manifest=0, refresh=self._refresh))
+        self._log = cast("Any", SimpleNamespace(manifest=0, refresh=self._refresh))
 
     def _refresh(self) -> None:
         if self._changes:
             self._changes -= 1
-            self._shards.manifest += 1
+            self._log.manifest += 1
 
     @again_when_dropped
     def look(self, answer: str, *, twice: bool = False) -> str:
