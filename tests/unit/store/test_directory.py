@@ -295,7 +295,8 @@ class TestBackend:
             assert (store.names(), store.keyvalue_names()) == ([], [])
 
     def test_it_is_fixed_when_the_database_is_created(self) -> None:
-        with World().store() as store:
+        world = World()
+        with Store(PATH, fs=world.fs, clock=world.clock, open_engine=Engines()) as store:
             database = store.create(NAME, settings_of())
             assert database.settings.backend == "local"
             for known in (database, store.keyvalue(NAME)):
