@@ -374,7 +374,7 @@ class Segment:
     def index_words_behind_writer(self) -> None:
         """Add the last frames to the word index, if the others are in it.
 
-        The writer calls this after each frame, and must not wait for a reader that adds many.
+        Maintenance calls this after flushes, and must not wait for a reader that adds many.
         """
         index = self.index
         behind = index.frame_count - index.words.count

@@ -151,6 +151,12 @@ class SegmentWriter:
             if not self._closed and left < min(_AHEAD_MAX, self._allocated // 4):
                 self._allocate(self._allocated + 1)
 
+    def index_words(self) -> None:
+        """Add the last frames to the word index. It takes milliseconds, so it is not done while a
+        caller waits for a frame.
+        """
+        self.segment.index_words_behind_writer()
+
     def claim(self, body_bytes: int, *, next_serial: int, last_timestamp_us: int) -> bool:
         """Claim the space for a frame with a body of this size; return False if it does not fit.
 
@@ -285,7 +291,6 @@ class SegmentWriter:
             index.verified[index.frame_count - 1] = 1
         self._unpublished.clear()
         self.segment.cells[VISIBLE] = self._written
-        self.segment.index_words_behind_writer()
 
     def reserve(self, serial: int) -> None:
         """Record, durably, that readers may see serials below this one before they are synced."""

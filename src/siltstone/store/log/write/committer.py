@@ -236,6 +236,12 @@ class Committer:
             with suppress(StorageFullError):
                 active.allocate_ahead()
 
+    def index_words(self) -> None:
+        """Add the last frames to the word index of their segment."""
+        active = self._writer.active
+        if active is not None:
+            active.index_words()
+
     def take_room(self, size: int, *, rows: int, topic: bytes) -> Room | None:
         """Take a room for values; return None if the room and its frame do not fit the segment.
 
