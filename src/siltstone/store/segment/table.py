@@ -14,6 +14,9 @@ from itertools import repeat
 from typing import Any, Final, cast
 
 import numpy as np
+
+# np.unique imports this module on its first call, which takes 50 ms: not while a client waits.
+import numpy.ma
 import pyarrow as pa
 from crc32c import crc32c
 from numpy.typing import NDArray
