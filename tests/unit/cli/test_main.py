@@ -89,6 +89,7 @@ def test_the_commands_are_those_that_are_documented(siltstone: CommandLine) -> N
         "slabs",
         "structure",
         "seal",
+        "compact",
         "drop",
         "sql",
         "verify",

@@ -128,10 +128,11 @@ def seal(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
 def compact(
     name: Name, dry_run: DryRun = False, data: Data = DATA_DEFAULT, json: Json = False
 ) -> None:
-    """Rewrite the small frames of sealed segments as large, compressed ones.
+    """Rewrite the small frames of sealed segments as large frames.
 
-    Rows, serials and saved positions stay the same. A running broker is asked to do it, and
-    publishers and readers go on meanwhile. The current segment is compacted after 'siltstone seal'.
+    Large frames are compressed. Rows, serials and saved positions stay the same. A running broker
+    does the work, and its publishers and readers continue. To compact the current segment too, run
+    'siltstone seal' first.
 
     $ siltstone compact messages --dry-run
     $ siltstone compact messages

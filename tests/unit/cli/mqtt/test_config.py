@@ -158,6 +158,7 @@ def test_the_reference_has_a_row_for_every_setting(siltstone: CommandLine) -> No
         "## `[snapshot]`",
         "## `[log]`",
         "## `[flight]`",
+        "## `[tier]`",
         "## `[topiclog]`",
         "## `[[topiclog.publish]]`",
         "## `[cluster]`",

@@ -49,6 +49,7 @@ def test_a_slab_is_a_json_object_with_times_as_text() -> None:
         "rows": 5,
         "size_bytes": 4096,
         "segments": 2,
+        "compacted": 0,
         "streams": 3,
         "lost_rows": 0,
     }
@@ -62,7 +63,7 @@ def test_slabs_are_listed_while_another_process_writes(metrics: CommandLine) -> 
     assert (listed.status, [line.split() for line in listed.lines if "─" not in line]) == (
         0,
         [
-            ["slab", "state", "since", "until", "rows", "size", "segments", "streams"],
+            ["slab", "state", "since", "until", "rows", "size", "segments", "compacted", "streams"],
             [
                 "0/1",
                 "current",
@@ -72,6 +73,7 @@ def test_slabs_are_listed_while_another_process_writes(metrics: CommandLine) -> 
                 str(size_bytes // 1024),
                 "KiB",
                 "1",
+                "0",
                 "2",
             ],
         ],
