@@ -167,7 +167,8 @@ def _storage(settings: BrokerSettings) -> str:
 
 def _warn_of_others(data: Path) -> None:
     """Warn if all users of the machine can read the data; version 0.1.0 made such directories."""
-    if data.exists() and PosixFileSystem().is_open_to_others(data):
+    fs = PosixFileSystem()
+    if fs.exists(data) and fs.is_open_to_others(data):
         log(
             logging.getLogger(LOGGER),
             logging.WARNING,

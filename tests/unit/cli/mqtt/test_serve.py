@@ -48,7 +48,8 @@ class FakeServer:
 def server(siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     fake = FakeServer()
     monkeypatch.setattr("siltstone.cli.mqtt.serve.run_server", fake)
-    monkeypatch.setattr("siltstone.cli.mqtt.config.PosixFileSystem", lambda: siltstone.fs)
+    for module in ("config", "serve"):
+        monkeypatch.setattr(f"siltstone.cli.mqtt.{module}.PosixFileSystem", lambda: siltstone.fs)
     root, ours = logging.getLogger(), logging.getLogger("siltstone")
     before, level = list(root.handlers), ours.level
     yield fake
