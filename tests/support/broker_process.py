@@ -188,7 +188,7 @@ class BrokerProcess:
     def wait_until_stopped(self) -> None:
         """Wait for the end that SIGTERM requested."""
         status = self._wait()
-        assert (status, self.mistakes()) == (0, [])
+        assert (status, self.mistakes()) == (0, []), (status, self.mistakes(), self.events()[-3:])
 
     def ask(self, number: signal.Signals) -> None:
         """Send a signal without waiting."""
