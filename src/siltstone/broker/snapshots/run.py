@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import PurePath
 from time import perf_counter, sleep
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from siltstone.async_guard import contain_async
 from siltstone.broker.broker import Broker
@@ -87,6 +87,8 @@ class Snapshots:
         self._writing = asyncio.Lock()
         self._pace: LoopPace | ThreadPace | None = None
         self._executor = ThreadPoolExecutor(1, "siltstone-snapshot")
+        # The saves that no thread writes yet.
+        self._beginning: set[asyncio.Task[Any] | None] = set()
 
     @property
     def keeper(self) -> SnapshotDirectory:
@@ -144,13 +146,18 @@ class Snapshots:
         """
         if is_last and self._pace is not None:
             self._pace.hurry()
-        async with self._writing:
-            began = self._loop.time()
-            self._schedule.begin(began)
-            try:
-                saved = await self._save(is_last=is_last)
-            finally:
-                self._schedule.end()
+        task = asyncio.current_task()
+        self._beginning.add(task)
+        try:
+            async with self._writing:
+                began = self._loop.time()
+                self._schedule.begin(began)
+                try:
+                    saved = await self._save(is_last=is_last)
+                finally:
+                    self._schedule.end()
+        finally:
+            self._beginning.discard(task)
         if saved.prune_error is not None:
             log(_LOG, logging.WARNING, "snapshot_prune_failed", error=str(saved.prune_error))
         log(
@@ -174,13 +181,19 @@ class Snapshots:
             if begun.prepare is not None:
                 await begun.prepare()
             write = partial(self._write, begun)
+            self._beginning.discard(asyncio.current_task())
             return await self._loop.run_in_executor(self._executor, write)
         finally:
             self._pace = None
             begun.end()
 
     def close(self) -> None:
-        """Close the directory; a snapshot of memory that is being written fails."""
+        """Close the directory. A snapshot of memory that is being written fails, and one that has
+        not begun to be written is cancelled.
+        """
+        for task in self._beginning:
+            if task is not None:
+                task.cancel()
         if self._pace is not None:
             self._pace.stop()
         self._executor.shutdown(wait=True)

@@ -145,6 +145,35 @@ def test_the_last_one_waits_for_one_that_is_being_written() -> None:
     asyncio.run(scenario())
 
 
+def test_closing_cancels_one_that_no_thread_writes_yet(caplog: pytest.LogCaptureFixture) -> None:
+    """The broker stops while the snapshot waits for a pause of the store."""
+
+    async def scenario() -> None:
+        office = Office()
+        pause = asyncio.Event()
+        prepared = asyncio.Event()
+        ended = asyncio.Event()
+
+        async def prepare() -> None:
+            prepared.set()
+            await pause.wait()
+
+        begin = lambda: Begun(iter([session("c")]), ended.set, None, prepare)  # noqa: E731
+        office.snapshots.use(OF_STORE, begin)
+        running = asyncio.create_task(office.snapshots.run())
+        office.snapshots.ask()
+        await prepared.wait()
+        running.cancel()
+        office.snapshots.close()
+        pause.set()
+        await ended.wait()
+        assert office.serials() == []
+
+    asyncio.run(scenario())
+    gc.collect()
+    assert [record.message for record in caplog.records] == []
+
+
 def test_the_clock_asks_too() -> None:
     async def scenario() -> None:
         office = Office(interval=0.001)
