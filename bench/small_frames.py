@@ -46,7 +46,7 @@ def vocabulary(rnd: Random, rows: int) -> list[bytes]:
 
 
 def fill(database: Database, topics: list[bytes], calls: tuple[int, ...]) -> None:
-    """Append a row for each topic, in calls of so many rows."""
+    """Append a row for each topic, with a fixed number of rows for each call."""
     start = 0
     for rows in cycle(calls):
         some = topics[start : start + rows]

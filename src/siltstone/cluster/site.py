@@ -354,7 +354,7 @@ class ClusterSite:
             await self._client.publish(reply, data)
 
     async def _beat(self) -> None:
-        """Tell the other sites how far this one is, and claim what nobody leads."""
+        """Tell the other sites how far this one is, and claim the shards without a leader."""
         while True:
             now_us = _now_us()
             shards = {key: self._look_at(shard, now_us) for key, shard in self._shards.items()}

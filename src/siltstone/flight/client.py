@@ -125,7 +125,7 @@ class FlightLink:
     """A connection for management, in actions of Flight; it belongs to one thread at a time."""
 
     def __init__(self, client: NodeClient) -> None:
-        """Begin the link. Raises: ConnectionError; UsageError for a user who may not manage."""
+        """Begin the link. Raises: ConnectionError; UsageError without the right to manage."""
         self._client = client
         self._id = client.call(BEGIN, b"", None)
         self._answer = BytesIO()

@@ -550,7 +550,7 @@ def catches_signal(pid: int, number: int) -> bool:
 
 
 def process_arguments(pid: int) -> list[str]:
-    """Return the command line of a process; an empty list if there is no such process."""
+    """Return the command line of a process; an empty list if it does not exist."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return [part.decode("utf-8", "surrogateescape") for part in file.read().split(b"\0")]
