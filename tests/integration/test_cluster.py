@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -50,23 +51,43 @@ def test_a_killed_leader_loses_nothing_that_was_acknowledged(tmp_path: Path) -> 
         _check(sites)
 
 
+def test_the_leader_continues_when_its_nats_server_is_killed(tmp_path: Path) -> None:
+    with three_sites(tmp_path) as sites:
+        sites.start()
+        leader = sites.wait_for_leader(*NAMES)
+        _publish_everywhere(sites, NAMES, lambda: sites.kill_nats(leader))
+        sites.wait_for_rows(len(sites.acknowledged))
+        _check(sites)
+        for name in NAMES:
+            assert sites.brokers[name].events("shard_stopped") == []
+
+
 def _kill_while_publishing(sites: Sites, leader: str, others: list[str]) -> None:
     """Publish at two sites, kill the leader in the middle, and wait until all is acknowledged."""
+    _publish_everywhere(sites, others, sites.brokers[leader].kill)
+
+
+def _publish_everywhere(sites: Sites, names: Sequence[str], fault: Callable[[], None]) -> None:
+    """Publish at these sites, cause a fault in the middle, and wait until all is acknowledged."""
     before = len(sites.acknowledged)
     threads = [
         threading.Thread(
             target=sites.publish,
-            args=(name, f"second-{name}", [f"2-{name}-{i}".encode() for i in range(100)]),
+            args=(
+                name,
+                f"{before}-{name}",
+                [b"%d-%s-%d" % (before, name.encode(), i) for i in range(100)],
+            ),
         )
-        for name in others
+        for name in names
     ]
     for thread in threads:
         thread.start()
     until(lambda: len(sites.acknowledged) > before + 20, "some are acknowledged")
-    sites.brokers[leader].kill()
+    fault()
     for thread in threads:
         thread.join()
-    assert len(sites.acknowledged) == before + 200
+    assert len(sites.acknowledged) == before + 100 * len(names)
 
 
 def _check(sites: Sites) -> None:
@@ -74,6 +95,7 @@ def _check(sites: Sites) -> None:
     rows = sites.rows("a")
     assert rows == sites.rows("b") == sites.rows("c")
     assert sorted(rows) == sorted(sites.acknowledged)
-    for prefix in (b"2-a-", b"2-b-", b"2-c-", b"3-", b"a-", b"b-", b"c-"):
+    prefixes = {payload.rpartition(b"-")[0] + b"-" for payload in sites.acknowledged}
+    for prefix in prefixes:
         wanted = [payload for payload in sites.acknowledged if payload.startswith(prefix)]
         assert [payload for payload in rows if payload.startswith(prefix)] == wanted

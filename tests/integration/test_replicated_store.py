@@ -309,6 +309,25 @@ def test_a_leader_publishes_again_what_the_log_has_lost(three: Three) -> None:
     assert [value for _, value in three.rows("b")] == [b"1"]
 
 
+def test_a_leader_that_hears_the_other_sites_publishes_again_too(three: Three) -> None:
+    three.lead("a")
+    three.settle()
+    three.sites["a"].is_cut = True
+    log = three.sites["a"].attached["m", 0]
+    ticket = three.databases["a"].append(Columns([b"t"], [b"1"]))
+    until(lambda: log.view.waiting > 0, "it is published")
+    three.sites["a"].is_cut = False
+
+    def is_done() -> bool:
+        # The others have read as much as this site, so each of their beats is compared.
+        log.heard(three.sites["b"].attached["m", 0].view.progress)
+        return ticket.done
+
+    until(is_done, "it is published again although beats come all the time")
+    three.settle()
+    assert [value for _, value in three.rows("b")] == [b"1"]
+
+
 def test_a_new_leader_knows_the_topics_that_the_other_one_learned(three: Three) -> None:
     topics = [b"x/%d/y" % i for i in range(6)]
     for round_, name in enumerate(["a", "b", "a", "c", "a"]):

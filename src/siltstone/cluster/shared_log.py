@@ -24,6 +24,7 @@ from siltstone.logs import log
 from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.writer.replication.codec import encode
 from siltstone.store.writer.replication.follower import Bounds
+from siltstone.store.writer.replication.health import BoundsWatch
 from siltstone.store.writer.replication.messages import Genesis, Identity
 
 _LOG: Final = logging.getLogger("siltstone.cluster")
@@ -34,9 +35,6 @@ _IDLE_SECONDS: Final = 0.5
 # The server says every idle period that it is there; without a word for this long, ask anew.
 _SILENT_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 5.0
-# How often a lower last sequence must be seen before it is believed: a server that was cut off may
-# answer from the past.
-_LOWER_TIMES: Final = 4
 _SECOND_NS: Final = 1_000_000_000
 _NO_STREAM: Final = 10059
 
@@ -139,7 +137,7 @@ class LogTail:
         self._consumer = ""
         self._heard_at = 0.0
         self._again = asyncio.Event()
-        self._lower = 0
+        self._bounds = BoundsWatch()
         self.first = 1
         self.last = 0
         # How often in a row the next message was missing.
@@ -185,13 +183,10 @@ class LogTail:
         nonce = bytes.fromhex(config.get("metadata", {}).get("nonce", ""))
         bounds = Bounds(first=state["first_seq"], last=state["last_seq"], nonce=nonce)
         self.first, self.last = bounds.first, bounds.last
-        if nonce == self._nonce and bounds.last < self.shard.view.progress.sequence:
-            self._lower += 1
-            if self._lower < _LOWER_TIMES:
-                return
-        else:
-            self._lower = 0
-        self.shard.found(bounds)
+        read = self.shard.view.progress.sequence
+        now_us = int(asyncio.get_running_loop().time() * 1e6)
+        if nonce != self._nonce or self._bounds.is_believed(bounds.last, read, now_us):
+            self.shard.found(bounds)
 
     async def trim(self, below: int) -> None:
         """Remove the messages before a sequence. Raises: ApiError, NatsError."""

@@ -55,6 +55,7 @@ _STOP_SECONDS: Final = 15.0
 _AWAY_SECONDS: Final = 3.0
 _BEATS: Final = "silt.beat"
 _PING_SECONDS: Final = 3
+_RECONNECT_SECONDS: Final = 0.1
 _TIDY_SECONDS: Final = 2.0
 _TIDY_LIMIT: Final = 10.0
 # A log is trimmed when it has this many messages that all sites have synced.
@@ -238,7 +239,7 @@ class ClusterSite:
             password=self._settings.password("client"),
             name=f"siltstone {self.site}",
             max_reconnect_attempts=-1,
-            reconnect_time_wait=0,
+            reconnect_time_wait=_RECONNECT_SECONDS,  # type: ignore[arg-type] # it sleeps so long
             connect_timeout=2,
             ping_interval=_PING_SECONDS,
             max_outstanding_pings=2,
@@ -477,15 +478,16 @@ class ClusterSite:
             if not self._process.is_alive():
                 log(_LOG, logging.ERROR, "nats_ended")
                 await patiently(self._restart, say=self._say)
-                # The bucket belongs to the connection.
-                await self._open_registry()
 
     async def _restart(self) -> None:
+        """Start NATS again. The client connects to its new port by itself, and subscribes again."""
         ports = await self._process.start()
-        before = self._client
+        if not self._client.is_closed:
+            self._client.set_server_pool([ports.client])
+            return
+        # It was refused for good; the bucket belongs to the connection.
         await self._connect(ports.client)
-        with suppress(NatsError, OSError):
-            await before.close()
+        await self._open_registry()
 
     async def _status(self) -> dict[str, Any]:
         now_us, now = _now_us(), self._loop.time()

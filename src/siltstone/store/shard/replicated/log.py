@@ -55,6 +55,7 @@ from siltstone.store.writer.replication.actions import (
     Store,
 )
 from siltstone.store.writer.replication.follower import Bounds, Follower, Progress, Status
+from siltstone.store.writer.replication.health import OutboxTimer
 from siltstone.store.writer.replication.leader import Admission
 from siltstone.store.writer.replication.messages import (
     WHOLE_KINDS,
@@ -163,6 +164,8 @@ class ReplicatedLog:
         follower = Follower(marked.position, marked.producers)
         # Each record waits for the one before it, so one record under way is all that is needed.
         self._core = ReplicatedShard(cluster.site, cluster.boot, follower)
+        # When to publish again what has not counted.
+        self._outbox = OutboxTimer()
         self._files: Files | None = None
         self._condition = Condition()
         self._inbox: deque[_Event] = deque()
@@ -293,7 +296,9 @@ class ReplicatedLog:
             self._take(event)
         elif self._closing:
             raise OutcomeUnknownError("the store was closed before the record counted")
-        else:
+        # Other events come often, so their absence says nothing about the record.
+        now_us = int(self._clock.monotonic() * 1e6)
+        if core.leader is not None and self._outbox.watch(core.leader.oldest(), now_us):
             self._do(core.publish_again())
             self._show()
 

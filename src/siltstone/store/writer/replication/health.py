@@ -22,6 +22,7 @@ CLOCK_US_MAX: Final = 5_000_000
 RENEW_US: Final = 2_000_000
 MUTE_US: Final = 10_000_000
 DEAD_US: Final = 20_000_000
+FALL_BACK_US: Final = 20_000_000
 
 
 class ClaimTimer:
@@ -113,6 +114,28 @@ class PeerWatch:
     def is_dead(self, now_us: int) -> bool:
         """Return whether to declare the boot of the peer dead, by compare-and-set."""
         return now_us - self._changed_us >= DEAD_US
+
+
+class BoundsWatch:
+    """When to believe that the log has lost messages that this site has read.
+
+    A new leader of the log may answer from the past for some seconds: it tells its last message
+    before it has applied what the leader before it had committed. So a shorter log is believed only
+    if nothing else is seen for a while. Meanwhile the chain protects the site: a message that is
+    stored anew behind what was lost does not fit.
+    """
+
+    def __init__(self) -> None:
+        self._since_us: int | None = None
+
+    def is_believed(self, last: int, read: int, now_us: int) -> bool:
+        """Return whether these bounds say something. `read` is the last sequence that was read."""
+        if last >= read:
+            self._since_us = None
+            return True
+        if self._since_us is None:
+            self._since_us = now_us
+        return now_us - self._since_us >= FALL_BACK_US
 
 
 def clock_is_wrong(own_us: int, all_us: Sequence[int]) -> bool:

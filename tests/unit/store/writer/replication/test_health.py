@@ -8,11 +8,13 @@ from siltstone.store.writer.replication.health import (
     AGAIN_US,
     BACK_OFF_US_MAX,
     DEAD_US,
+    FALL_BACK_US,
     MUTE_US,
     RANK_US,
     RENEW_US,
     SILENCE_US,
     STALL_US,
+    BoundsWatch,
     ClaimTimer,
     Lease,
     OutboxTimer,
@@ -101,3 +103,15 @@ def test_a_clock_is_wrong_if_it_is_far_from_the_median() -> None:
     assert clock_is_wrong(5_000_001, [0, 0, 5_000_001])
     assert not clock_is_wrong(0, [0, 0, 3_600_000_000])
     assert clock_is_wrong(-3_600_000_000, [0, 10, -3_600_000_000])
+
+
+def test_a_shorter_log_is_believed_only_if_nothing_else_is_seen_for_a_while() -> None:
+    watch = BoundsWatch()
+    assert watch.is_believed(1244, 1244, 0)
+    assert not watch.is_believed(1243, 1244, 10)
+    assert not watch.is_believed(1243, 1244, FALL_BACK_US)
+    # The new leader of the log has applied what it had: the answers before were from the past.
+    assert watch.is_believed(1244, 1244, FALL_BACK_US + 1)
+    assert not watch.is_believed(1243, 1244, FALL_BACK_US + 2)
+    assert not watch.is_believed(1240, 1250, 2 * FALL_BACK_US + 1)
+    assert watch.is_believed(1243, 1244, 2 * FALL_BACK_US + 2)
