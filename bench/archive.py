@@ -20,9 +20,9 @@ from siltstone.session.archive.records import (
     SavedInflight,
     SavedSession,
     SavedSubscription,
-    ShardSerial,
 )
 from siltstone.session.archive.store import ARCHIVE_NAME, SessionArchive
+from siltstone.store.feed.position import Position
 
 SESSIONS = 100_000
 GATHERED = 1_000
@@ -40,7 +40,7 @@ def session(number: int) -> SavedSession:
             SavedSubscription(filter="plant/+/alarm", qos=1),
             SavedSubscription(filter=f"device/{number % 1_000}/command", qos=1),
         ),
-        position=(ShardSerial(0, number),),
+        position=Position({0: number}),
     )
 
 
@@ -56,9 +56,7 @@ def save_progress(owned: list[OwnedSession], turn: int) -> None:
     inflight = tuple(SavedInflight(number, 0, turn * 100 + number, 1) for number in range(1, 11))
     tickets = []
     for one in owned:
-        one.put_progress(
-            position=(ShardSerial(0, turn * 100),), inflight=inflight, next_packet_id=11
-        )
+        one.put_progress(position=Position({0: turn * 100}), inflight=inflight, next_packet_id=11)
         tickets.append(one.save_later())
     for ticket in tickets:
         if ticket is not None:

@@ -19,7 +19,7 @@ from siltstone import Database
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
 from siltstone.store.feed.pool import ReadJob
-from siltstone.store.feed.position import START, FeedPosition
+from siltstone.store.feed.position import START, Position
 from siltstone.store.feed.reader import FeedRead
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
@@ -79,7 +79,7 @@ class Users:
             hub.finish(job)
 
 
-def add_feeds(hub: FeedHub, count: int, filters: Filters, position: FeedPosition) -> None:
+def add_feeds(hub: FeedHub, count: int, filters: Filters, position: Position) -> None:
     """Add this number of feeds at one position."""
     for number in range(count):
         hub.add([TopicFilter.parse(filters(number))], position, UNLIMITED, number)

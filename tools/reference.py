@@ -28,7 +28,7 @@ REFERENCE: Final = ROOT / "docs" / "reference"
 TOPICS: Final = {
     "Open a store": "open Store",
     "Databases of messages": "Database Row Columns Batch Read Ticket Status TopicFilter",
-    "Feeds and positions": "FeedReader FeedRead Change FeedPosition StreamRef StreamIterator",
+    "Feeds and positions": "FeedReader FeedRead Change Position StreamRef StreamIterator",
     "Settings and inspection": "DatabaseSettings SlabId SlabInfo StreamInfo Hole ReadReport "
     "COLUMNS SCHEMA",
     "Key-value databases": "KeyValueDatabase KeyValueSettings Transaction CommitTicket Committed "
@@ -62,6 +62,7 @@ INTERNAL: Final = {
     "CommitTicket": "settle tell operations",
     "FeedReader": "put end",
     "FeedRead": "picked",
+    "Position": "is_of of resolved shards",
     "FaultyFileSystem": f"{_FILES} fault check",
     "MemoryFileSystem": f"{_FILES} reading changing take_space",
     "Fault": "matches",

@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from siltstone.public import *  # noqa: F403
+    from siltstone.public import Position as FeedPosition  # noqa: F401
     from siltstone.public import __all__ as __all__
 else:
+    # Names of version 0.1.0.
+    _RENAMED = {"FeedPosition": "Position"}
 
     def __getattr__(name: str) -> object:
         # Python itself looks up names with a leading underscore, and `from siltstone import …`
         # looks up modules.
         if name == "__all__" or not name.startswith("_"):
             public = import_module("siltstone.public")
-            if name == "__all__" or name in public.__all__:
+            known = _RENAMED.get(name, name)
+            if name == "__all__" or known in public.__all__:
                 # Later lookups find the name without a call of this function.
-                value = globals()[name] = getattr(public, name)
+                value = globals()[name] = getattr(public, known)
                 return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from siltstone.errors import ClosedError
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.reader import FeedRead, FeedReader
 
 
@@ -26,11 +26,11 @@ class AsyncFeed:
         self._reader = reader
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
-        self._last: FeedPosition | None = None
+        self._last: Position | None = None
         reader.on_arrival(self._tell)
 
     @property
-    def position(self) -> FeedPosition:
+    def position(self) -> Position:
         """The position after all rows that were returned."""
         return self._reader.position
 

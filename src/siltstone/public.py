@@ -34,7 +34,7 @@ from siltstone.manage.running_transaction import RunningTransaction
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
 from siltstone.store.directory import open_store as open  # noqa: A004 - siltstone.open reads as it should
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.reader import Change, FeedRead, FeedReader
 from siltstone.store.keyvalue import KeyValueDatabase
 from siltstone.store.log.info import Hole, SlabInfo, StreamInfo
@@ -74,7 +74,6 @@ __all__ = [
     "DatabaseSettings",
     "DiskError",
     "ExistsError",
-    "FeedPosition",
     "FeedRead",
     "FeedReader",
     "FencedError",
@@ -91,6 +90,7 @@ __all__ = [
     "OwnedMap",
     "OwnedMaps",
     "PoisonedError",
+    "Position",
     "PreconditionError",
     "QuotaExceededError",
     "Read",

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from siltstone.errors import OutcomeUnknownError, PoisonedError, SiltstoneError
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.kv.api import Changes
 from siltstone.store.tx.operations import COMMIT_SERIAL
 from siltstone.store.tx.retry import Committed
@@ -89,7 +89,7 @@ def test_a_feed_that_continues_after_a_failed_write_has_each_change_once(
         copy: dict[str, bytes] = {}
         serials: list[int] = []
 
-        def follow(position: FeedPosition | None) -> FeedPosition:
+        def follow(position: Position | None) -> Position:
             """Apply the changes up to the end of the database."""
             end = world.database.end_position()
             with world.database.feed(position=position, credit=1) as feed:
@@ -107,7 +107,7 @@ def test_a_feed_that_continues_after_a_failed_write_has_each_change_once(
                 return feed.position
 
         world.fail_write(nth=nth, stored=stored)
-        position: FeedPosition | None = None
+        position: Position | None = None
         for number in range(STEPS):
             try:
                 world.database.transact(step(number), retries=0)

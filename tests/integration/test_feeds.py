@@ -16,7 +16,7 @@ from random import Random
 
 import siltstone
 from siltstone import Database, DatabaseSettings, Row
-from siltstone.store.feed.position import START, FeedPosition
+from siltstone.store.feed.position import START, Position
 
 PRODUCERS = 4
 BATCHES = 40
@@ -74,7 +74,7 @@ def follow(database: Database, topic_filter: str, lasts: int, credit: int, seed:
     """Read until so many producers have ended; now and then leave, and come back where it was."""
     random = Random(seed)
     counted = Counted()
-    position: FeedPosition = START
+    position: Position = START
     while counted.lasts < lasts:
         with database.feed(topic_filter, position=position, credit=credit) as feed:
             while counted.lasts < lasts and random.random() > 0.02:
@@ -84,7 +84,7 @@ def follow(database: Database, topic_filter: str, lasts: int, credit: int, seed:
                 assert read.lost == 0
                 counted.take(read.rows())
                 feed.ack(read.position)
-            position = FeedPosition.from_bytes(feed.position.to_bytes())
+            position = Position.from_bytes(feed.position.to_bytes())
     return counted
 
 

@@ -32,8 +32,8 @@ from siltstone.pipeline.source.stream_reader import SiltstoneStreamReader
 from siltstone.scan.columns.schema import SCHEMA
 from siltstone.scan.ingest.columns import Given, rows_of
 from siltstone.scan.ingest.staging import WriteBatch
-from siltstone.scan.offsets import Offsets
 from siltstone.scan.options import ReadOptions
+from siltstone.store.feed.position import Position
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.slab.manifest import SlabId
 from tests.support.broker_process import (
@@ -277,7 +277,7 @@ def test_a_database_that_was_created_again_is_told_from_the_former_one(tmp_path:
             planned = node.read("a")
             stream = SiltstoneStreamReader(options, fields)
             saved = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
-            assert saved == Offsets({0: 2}, identity=former.identity).to_json()
+            assert saved == Position({0: 2}, identity=former.identity).to_json()
             origin = NodeOrigin(known, options)
             assert origin.identity() == former.origin
             store.drop("messages")
@@ -294,7 +294,7 @@ def test_a_database_that_was_created_again_is_told_from_the_former_one(tmp_path:
             stream.stop()
         lossy = SiltstoneStreamReader(replace(options, fails_on_loss=False), fields)
         end = lossy.latestOffset(saved, ReadAllAvailable())
-        assert end == Offsets({0: 3}, identity=later.identity).to_json()
+        assert end == Position({0: 3}, identity=later.identity).to_json()
         read = [row for part in lossy.partitions(saved, end) for row in lossy.read(part)]
         assert sum(batch.num_rows for batch in read) == 3
         lossy.stop()

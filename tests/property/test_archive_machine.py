@@ -25,9 +25,9 @@ from siltstone.session.archive.records import (
     SavedSession,
     SavedSubscription,
     SavedWill,
-    ShardSerial,
 )
 from siltstone.session.archive.store import AwayFilter
+from siltstone.store.feed.position import Position
 from siltstone.store.tx.commit.ticket import CommitTicket
 from tests.support.archive_builders import SECOND_US, ArchiveWorld
 from tests.support.tx_model import held
@@ -102,7 +102,7 @@ class ArchiveMachine(RuleBasedStateMachine):
     @rule(pick=picks, number=st.integers(0, 3))
     def change_the_rest(self, pick: int, number: int) -> None:
         for owned in self._picked(pick):
-            owned.put_progress(position=(ShardSerial(0, number),), next_packet_id=number + 1)
+            owned.put_progress(position=Position({0: number}), next_packet_id=number + 1)
             owned.put_received(SavedReceived(one) for one in range(1, number))
             owned.drop_extra(number)
             owned.put_extra(SavedMessage(number + 1, b"t", b"p", 1, b"", 0))

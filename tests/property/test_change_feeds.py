@@ -21,7 +21,7 @@ from siltstone.errors import OutcomeUnknownError, SiltstoneError
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
 from siltstone.store.feed.pool import Feed, ReadJob
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.tx.operations import MONOTONIC
@@ -57,7 +57,7 @@ class Follower:
         self.rows: dict[Row, bytes] = {}
         self.feed: Feed | None = None
         # The place before the first change, not that before the oldest kept change.
-        self.position = FeedPosition({0: 0})
+        self.position = Position({0: 0})
         self.lost = 0
         self.serials: list[int] = []
 
@@ -112,7 +112,7 @@ class ChangeMachine(RuleBasedStateMachine):
             database.feed_source(), self.deliver, self.jobs.append, self.hub_settings
         )
         for each in self.followers:
-            each.position = FeedPosition.from_bytes(each.position.to_bytes())
+            each.position = Position.from_bytes(each.position.to_bytes())
             each.feed = self.hub.add([each.filter], each.position, 3, each)
 
     def deliver(self, dispatch: Dispatch) -> None:

@@ -366,9 +366,9 @@ class DurableMachine(RuleBasedStateMachine):
                 assert state is not None
                 assert (state.inflight, state.done, state.extra, state.received) == ((), (), (), ())
                 # Rows that it does not want may be saved late as seen (decision 0035).
-                position = dict(state.position)
+                position = dict(state.position.serials)
                 for saved in state.subscriptions:
-                    since = dict(saved.since)
+                    since = dict(saved.since.serials)
                     assert self.core.rows_behind(saved.filter, position, since) == []
 
     def teardown(self) -> None:

@@ -29,7 +29,7 @@ from siltstone.store.directory import Store
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
 from siltstone.store.feed.pool import ReadJob
-from siltstone.store.feed.position import START, FeedPosition
+from siltstone.store.feed.position import START, Position
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.log.read.pieces import Row
@@ -177,7 +177,7 @@ class FeedMachine(RuleBasedStateMachine):
         random = Random(seed)
         position = START
         if place == "now":
-            position = FeedPosition(dict(enumerate(self.source.ends())))
+            position = Position(dict(enumerate(self.source.ends())))
         elif place == "another" and self.feeds:
             other = random.choice(self.feeds).feed
             assert other is not None

@@ -100,7 +100,7 @@ class ReclaimGroupMachine(GroupMachine):
         release = self.core.broker.pins.take()
         position = find_place(self.core.real.feed_source(), "earliest" if is_back else "latest")
         there = set(self.core.stored())
-        if not groups_of(self.core).move(GROUP, dict(position), lambda: None):
+        if not groups_of(self.core).move(GROUP, dict(position.serials), lambda: None):
             owned = self.core.archive.take_group("g", "t/#")
             if owned is not None:
                 move_group(owned, position)

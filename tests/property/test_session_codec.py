@@ -30,8 +30,8 @@ from siltstone.session.archive.records import (
     SavedSession,
     SavedSubscription,
     SerialRange,
-    ShardSerial,
 )
+from siltstone.store.feed.position import Position
 from siltstone.topic.grammar import check_topic
 from tests.support import archive_builders as build
 
@@ -50,7 +50,7 @@ def test_subscriptions_come_back(subscription: SavedSubscription) -> None:
 
 @given(build.places, build.ranges, build.inflight, build.packet_ids)
 def test_progress_comes_back(
-    position: tuple[ShardSerial, ...],
+    position: Position,
     done: tuple[SerialRange, ...],
     inflight: tuple[SavedInflight, ...],
     next_packet_id: int,

@@ -206,7 +206,7 @@ class GroupMachine(RuleBasedStateMachine):
     def move(self, is_back: bool) -> None:
         source = self.core.real.feed_source()
         position = find_place(source, "earliest" if is_back else "latest")
-        if groups_of(self.core).move(GROUP, dict(position), lambda: None):
+        if groups_of(self.core).move(GROUP, dict(position.serials), lambda: None):
             self.model.moved(is_back=is_back)
         elif self.model.is_kept:
             owned = self.core.archive.take_group("g", "t/#")
@@ -247,7 +247,7 @@ class GroupMachine(RuleBasedStateMachine):
         saved = self.core.archive.peek_group("g", "t/#")
         if saved is not None:
             assert saved.done == ()
-            assert self.core.rows_behind("t/#", dict(saved.position)) == []
+            assert self.core.rows_behind("t/#", dict(saved.position.serials)) == []
 
     def teardown(self) -> None:
         try:

@@ -18,9 +18,9 @@ from siltstone.session.archive.records import (
     SavedSubscription,
     SavedWill,
     SerialRange,
-    ShardSerial,
 )
 from siltstone.session.archive.store import ARCHIVE_SETTINGS, SessionArchive
+from siltstone.store.feed.position import Position
 from siltstone.store.slab.identity import DatabaseIdentity
 from tests.support.tx_builders import World
 
@@ -46,12 +46,12 @@ WHOLE = SavedSession(
     ),
     dropped=3,
     subscriptions=(
-        SavedSubscription(filter="$share/g/a/+", qos=1, identifier=9, since=(ShardSerial(0, 4),)),
+        SavedSubscription(filter="$share/g/a/+", qos=1, identifier=9, since=Position({0: 4})),
         SavedSubscription(
             filter="b/#", qos=2, no_local=True, retain_as_published=True, retain_handling=2
         ),
     ),
-    position=(ShardSerial(0, 10), ShardSerial(3, 1 << 40)),
+    position=Position({0: 10, 3: 1 << 40}, "5eed"),
     done=(SerialRange(0, 12, 15), SerialRange(3, 1 << 41, 1 << 42)),
     inflight=(
         SavedInflight(2, 0, 10, 1),
@@ -61,7 +61,6 @@ WHOLE = SavedSession(
     next_packet_id=4,
     received=(SavedReceived(5), SavedReceived(65_535, 1 << 63, 7)),
     extra=(SavedMessage(3, b"r", b"retained", 5, b"\x01\x01", 4 * SECOND_US),),
-    identity="5eed",
 )
 GROUP = SavedGroup(
     name="g",
@@ -70,10 +69,9 @@ GROUP = SavedGroup(
     expiry_seconds=60,
     created_us=1,
     empty_since_us=2 * SECOND_US,
-    since=(ShardSerial(0, 4),),
-    position=(ShardSerial(0, 10),),
+    since=Position({0: 4}),
+    position=Position({0: 10}, "5eed"),
     done=(SerialRange(0, 11, 12),),
-    identity="5eed",
 )
 
 
@@ -113,7 +111,7 @@ _u32 = st.integers(0, (1 << 32) - 1)
 _u64 = st.integers(0, (1 << 64) - 1)
 _texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20)
 _bytes = st.binary(max_size=20)
-places = st.lists(st.builds(ShardSerial, _u32, _u64), max_size=3).map(tuple)
+places = st.dictionaries(_u32, _u64, max_size=3).map(Position)
 ranges = st.lists(st.builds(SerialRange, _u32, _u64, _u64), max_size=3).map(tuple)
 wills = st.builds(
     SavedWill,

@@ -10,7 +10,7 @@ from siltstone.errors import SiltstoneError
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
 from siltstone.store.feed.pool import Feed, Found, ReadJob
-from siltstone.store.feed.position import START, FeedPosition
+from siltstone.store.feed.position import START, Position
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
@@ -83,11 +83,11 @@ class HubByHand:
                 for row in (range(batch.count) if rows is None else rows)
             )
 
-    def add(self, tag: str, *filters: str, at: FeedPosition = START, credit: int = 1000) -> Feed:
+    def add(self, tag: str, *filters: str, at: Position = START, credit: int = 1000) -> Feed:
         return self.hub.add(parsed(*filters), at, credit, tag)
 
-    def now(self) -> FeedPosition:
-        return FeedPosition(dict(enumerate(self.source.ends())))
+    def now(self) -> Position:
+        return Position(dict(enumerate(self.source.ends())))
 
     def commit(self, *topics: str, shard: int = 0) -> FeedBatch:
         """Store rows, and return the batch to announce."""

@@ -15,7 +15,7 @@ from siltstone.store.database import Database
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
 from siltstone.store.feed.pool import Feed
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.log.write.partition import shard_of
 from siltstone.store.slab.manifest import SlabId
@@ -67,7 +67,7 @@ class ModelFeed:
         self._filters = list(filters)
         self.feed: Feed | None = None
 
-    def begin(self, position: FeedPosition, credit: int) -> None:
+    def begin(self, position: Position, credit: int) -> None:
         """Begin, or continue after it was removed."""
         self.granted += credit
         self.wishes.append((self._serials(position), self._filters))
@@ -88,14 +88,14 @@ class ModelFeed:
         """Remove the feed, and add it again at the saved position."""
         assert self.feed is not None
         self._hub.remove(self.feed)
-        saved = FeedPosition.from_bytes(self.feed.position().to_bytes())
+        saved = Position.from_bytes(self.feed.position().to_bytes())
         assert self.feed.gaps == self.lost
         self.lost_before += self.lost
         self.lost = 0
         self.granted = sum(map(len, self.seen))
         self.begin(saved, credit)
 
-    def _serials(self, position: FeedPosition) -> dict[int, int]:
+    def _serials(self, position: Position) -> dict[int, int]:
         return {shard: position.serial(shard) for shard in range(self._truth.shards)}
 
     def _wanted(self, shard: int, serial: int) -> bool:

@@ -213,7 +213,9 @@ def _saved(core: DurableCore, name: str) -> Any:
     state = core.peek(name)
     if state is None:
         return None
-    return replace(state, received=(), identity=""), [each.packet_id for each in state.received]
+    return replace(state, received=(), position=state.position.of("")), [
+        each.packet_id for each in state.received
+    ]
 
 
 class _Transport(asyncio.Transport):

@@ -6,7 +6,7 @@ import pytest
 
 from siltstone.aio import AsyncFeed
 from siltstone.errors import ClosedError, DiskError
-from siltstone.store.feed.position import START, FeedPosition
+from siltstone.store.feed.position import START, Position
 from siltstone.store.feed.reader import FeedRead, FeedReader
 from tests.support.builders import PATH
 from tests.support.feed_builders import batch_of
@@ -14,7 +14,7 @@ from tests.support.feed_builders import batch_of
 
 def read_of(first: int, stop: int) -> FeedRead:
     batch = batch_of(0, range(first, stop), ["a"] * (stop - first), stop)
-    return FeedRead(position=FeedPosition({0: stop}), lost=0, batch=batch, picked=None)
+    return FeedRead(position=Position({0: stop}), lost=0, batch=batch, picked=None)
 
 
 class Feed:
@@ -33,7 +33,7 @@ def test_rows_come_as_they_arrive_and_asking_for_more_acknowledges_them() -> Non
         feed.reader.put(read_of(0, 2))
         iterator = AsyncFeed(feed.reader)
         assert len(await anext(iterator)) == 2
-        assert (feed.granted, iterator.position) == ([], FeedPosition({0: 2}))
+        assert (feed.granted, iterator.position) == ([], Position({0: 2}))
         waiting = asyncio.ensure_future(anext(iterator))
         await asyncio.wait([waiting], timeout=0)
         assert (feed.granted, waiting.done()) == ([2], False)

@@ -18,6 +18,10 @@ def test_the_package_offers_the_public_names() -> None:
     assert siltstone.open is open_store
 
 
+def test_a_name_of_an_earlier_version_still_works() -> None:
+    assert siltstone.FeedPosition is siltstone.Position
+
+
 def test_another_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'siltstone' has no attribute 'nothing'"):
         _ = siltstone.nothing  # type: ignore[attr-defined]

@@ -13,9 +13,9 @@ from pyspark.errors import PySparkException
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.scan.offsets import AT_EARLIEST, AT_LATEST
 from siltstone.scan.options import ReadOptions, parse_options
 from siltstone.scan.survey import PlanReport, opened, plan_batch
+from siltstone.store.feed.position import END, START
 from siltstone.store.log.read.scan import Span
 
 # A Siltstone error of a task is at the end of the traceback of its worker.
@@ -46,7 +46,7 @@ def explain_read(fs: FileSystem, options: ReadOptions) -> PlanReport:
 
 def count_read(fs: FileSystem, options: ReadOptions) -> int:
     """Count the rows of a batch query."""
-    bounded = (options.batch_start(), options.ending) != (AT_EARLIEST, AT_LATEST)
+    bounded = (options.batch_start(), options.ending) != (START, END)
     with opened(fs, options) as database:
         if len(options.filters) == 1 and not bounded:
             return database.count(

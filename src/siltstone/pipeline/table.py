@@ -44,7 +44,7 @@ from siltstone.pipeline.lake.pruning import (
 from siltstone.pipeline.remote import find_node, node_rows
 from siltstone.pipeline.source.schema import arrow_schema, spark_schema
 from siltstone.pipeline.spark.worker import spare_collections
-from siltstone.scan.offsets import Loss, Offsets, bounds_of, find_losses
+from siltstone.scan.offsets import Loss, bounds_of, find_losses
 from siltstone.scan.options import ReadOptions, parse_options, parse_time
 from siltstone.scan.survey import (
     find_database,
@@ -54,6 +54,7 @@ from siltstone.scan.survey import (
     refuse_losses,
 )
 from siltstone.store.directory import Store
+from siltstone.store.feed.position import Position
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 Moment = str | int | datetime
@@ -76,7 +77,7 @@ class Seam:
     @property
     def position(self) -> Mapping[int, int]:
         """The serials before which rows come from the lake."""
-        return self.ledger.position
+        return self.ledger.position.serials
 
 
 def table(
@@ -173,7 +174,7 @@ def find_seam(fs: FileSystem, options: ReadOptions) -> Seam:
             if before.position == ledger.position:
                 break
         live = {
-            shard: range(min(held.stop, max(held.start, ledger.position.get(shard, 0))), held.stop)
+            shard: range(min(held.stop, max(held.start, ledger.position.serial(shard))), held.stop)
             for shard, held in bounds.items()
         }
         starts, stops = _ends_of(live)
@@ -272,7 +273,7 @@ def _live_rows(spark: SparkSession, fs: FileSystem, options: ReadOptions, seam: 
     asked = replace(options, database=seam.database)
     with opened(fs, asked) as database:
         # The rows between the seam and now must not belong to another database of this name.
-        own_offsets(Offsets(stops, identity=seam.ledger.identity), database.origin, asked)
+        own_offsets(Position(stops, seam.ledger.identity), database.origin, asked)
         extents = database.extents()
         losses = find_losses(starts, stops, extents)
         refuse_losses([loss for loss in losses if loss not in seam.gone], asked)

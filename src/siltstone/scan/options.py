@@ -17,15 +17,7 @@ from typing import Any, Final, Literal
 from siltstone.errors import InvalidTopicError, UsageError
 from siltstone.scan.columns.schema import COLUMNS
 from siltstone.scan.node import NODE_OPTIONS, Node, node_from
-from siltstone.scan.offsets import (
-    AT_EARLIEST,
-    AT_LATEST,
-    EARLIEST,
-    LATEST,
-    Offsets,
-    parse_offsets,
-    shortened,
-)
+from siltstone.store.feed.position import EARLIEST, END, LATEST, START, Position, shortened
 from siltstone.topic.grammar import TopicFilter
 
 Decode = Literal["raw", "utf8", "json"]
@@ -56,8 +48,8 @@ class ReadOptions:
     filters: tuple[str, ...] = ("#",)
     since_us: int = 0
     until_us: int | None = None
-    starting: Offsets = AT_EARLIEST
-    ending: Offsets = AT_LATEST
+    starting: Position = START
+    ending: Position = END
     columns: tuple[str, ...] = COLUMNS
     decode: Decode = "raw"
     payload_schema: str = ""
@@ -77,19 +69,19 @@ class ReadOptions:
         """The path or URL of the store, for messages."""
         return self.path if self.node is None else self.node.url
 
-    def batch_start(self) -> Offsets:
+    def batch_start(self) -> Position:
         """Return the start of a batch query. Raises: UsageError."""
-        if self.starting == AT_LATEST:
+        if self.starting == END:
             raise UsageError(
                 "startingOffsets of a batch query must not be latest: no rows would follow"
             )
-        if self.ending == AT_EARLIEST:
+        if self.ending == START:
             raise UsageError("endingOffsets must not be earliest: no rows come before")
         return self.starting
 
-    def stream_start(self) -> Offsets:
+    def stream_start(self) -> Position:
         """Return the start of a streaming query without a checkpoint. Raises: UsageError."""
-        if self.ending != AT_LATEST:
+        if self.ending != END:
             raise UsageError("endingOffsets is for batch queries only: a stream does not end")
         return self.starting
 
@@ -294,9 +286,9 @@ _PARSERS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
     "endTime": ("until_us", parse_time),
     "startingOffsets": (
         "starting",
-        lambda text, name: parse_offsets(text, name, default=EARLIEST),
+        lambda text, name: Position.parse(text, name, default=EARLIEST),
     ),
-    "endingOffsets": ("ending", lambda text, name: parse_offsets(text, name, default=LATEST)),
+    "endingOffsets": ("ending", lambda text, name: Position.parse(text, name, default=LATEST)),
     "columns": ("columns", _parse_columns),
     "decode": ("decode", _parse_decode),
     "payloadSchema": ("payload_schema", _as_given),

@@ -11,20 +11,13 @@ from siltstone.errors import NotFoundError, SlabDroppedError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import absolute_path
-from siltstone.scan.offsets import (
-    AT_EARLIEST,
-    AT_LATEST,
-    Loss,
-    Offsets,
-    bounds_of,
-    find_losses,
-    resolve,
-)
+from siltstone.scan.offsets import Loss, bounds_of, find_losses, resolve
 from siltstone.scan.options import ReadOptions
 from siltstone.scan.plan import Admitted, Backlog, Limits, SlabFrames, admit, pack
 from siltstone.scan.portion import Portion, Readable
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
+from siltstone.store.feed.position import END, START, Position
 from siltstone.store.log.read.selection import Choice, FramePlace, SlabExtent, Wanted
 from siltstone.store.slab.identity import DatabaseIdentity, told
 from siltstone.store.slab.manifest import SlabId
@@ -95,8 +88,8 @@ def find_database(store: Store, name: str) -> Database:
 def plan_batch(database: Database, options: ReadOptions) -> Plan[Portion]:
     """Plan a batch query up to the current end of each shard."""
     extents = database.extents()
-    starting = own_offsets(options.batch_start(), database.origin, options) or AT_EARLIEST
-    ending = own_offsets(options.ending, database.origin, options) or AT_LATEST
+    starting = own_offsets(options.batch_start(), database.origin, options) or START
+    ending = own_offsets(options.ending, database.origin, options) or END
     start = resolve(starting, extents)
     end = resolve(ending, extents)
     # A query from "earliest" reads the rows that exist. A query from a given serial must find it.
@@ -125,21 +118,22 @@ def refuse_losses(losses: Sequence[Loss], options: ReadOptions) -> None:
         )
 
 
-def own_offsets(offsets: Offsets, origin: DatabaseIdentity, options: ReadOptions) -> Offsets | None:
+def own_offsets(
+    offsets: Position, origin: DatabaseIdentity, options: ReadOptions
+) -> Position | None:
     """Return the offsets if they belong to this database; otherwise None.
 
-    Offsets of an earlier database of the same name give None if the query accepts losses.
+    Position of an earlier database of the same name give None if the query accepts losses.
 
     Raises: SlabDroppedError if it does not.
     """
-    identity = offsets.identity
-    if not offsets.serials or identity is None or origin.owns(identity):
+    if offsets.is_of(origin):
         return offsets
     if options.fails_on_loss:
         raise SlabDroppedError(
             f"the offsets belong to an earlier database of this name, which was dropped: "
-            f"offsets={told(identity)} database={origin.text}; start with a new checkpoint, or "
-            f"{options.accept_loss} to read the present database from its beginning"
+            f"offsets={told(offsets.identity)} database={origin.text}; start with a new "
+            f"checkpoint, or {options.accept_loss} to read the present database from its beginning"
         )
     return None
 

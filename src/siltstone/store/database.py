@@ -23,7 +23,7 @@ import pyarrow as pa
 from siltstone.errors import NotFoundError, SiltstoneError, UsageError
 from siltstone.rows.batch import RowBatch
 from siltstone.store.feed.feeds import CREDIT, Feeds, Wanted, listen
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.reader import FeedReader
 from siltstone.store.feed.reading import StoreSource
 from siltstone.store.feed.rows.batch import FeedBatch
@@ -450,7 +450,7 @@ class Database:
         self,
         wanted: Wanted = "#",
         *,
-        position: FeedPosition | None = None,
+        position: Position | None = None,
         since_us: int = 0,
         credit: int = CREDIT,
     ) -> FeedReader:
@@ -470,7 +470,7 @@ class Database:
             require_place(wanted, database=self.name, identity=self.identity)
         return self._feeds.open(wanted, position=position, since_us=since_us, credit=credit)
 
-    def end_position(self) -> FeedPosition:
+    def end_position(self) -> Position:
         """Return the position after the last row: a feed from there receives only new rows."""
         if self._keyed is not None:
             return self._keyed.end_position()

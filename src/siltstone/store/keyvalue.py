@@ -26,7 +26,7 @@ from siltstone.errors import (
 from siltstone.rows.batch import RowBatch
 from siltstone.store.feed.changes import ChangeSource, listen_for_changes
 from siltstone.store.feed.feeds import CREDIT, Feeds, Wanted
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.reader import FeedReader
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.kv.api import Engine
@@ -341,7 +341,7 @@ class KeyValueDatabase:
         self,
         wanted: Wanted = "#",
         *,
-        position: FeedPosition | None = None,
+        position: Position | None = None,
         since_us: int = 0,
         credit: int = CREDIT,
     ) -> FeedReader:
@@ -363,7 +363,7 @@ class KeyValueDatabase:
             )
         return feeds.open(wanted, position=position, since_us=0, credit=credit)
 
-    def end_position(self) -> FeedPosition:
+    def end_position(self) -> Position:
         """Return the position after the last change: a feed from there receives only new changes.
 
         Raises: UsageError if the database keeps no changes; ClosedError.

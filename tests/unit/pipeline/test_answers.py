@@ -7,7 +7,7 @@ from pyspark.errors import ParseException
 
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.pipeline.answers import count_read, explain_read, plain_errors, spark_sentence
-from siltstone.scan.offsets import Offsets
+from siltstone.store.feed.position import Position
 from tests.support.builders import NOW_US, World, rows_on
 from tests.support.pipeline import batch_rows, options_of
 
@@ -30,8 +30,8 @@ def world() -> World:
         ({"filters": ("s/a", "s/c")}, 3),
         ({"since_us": NOW_US + 1, "until_us": NOW_US + 4}, 3),
         ({"filters": ("s/+", "s/a"), "since_us": NOW_US + 3}, 2),
-        ({"starting": Offsets({0: 2})}, 3),
-        ({"ending": Offsets({0: 4})}, 4),
+        ({"starting": Position({0: 2})}, 3),
+        ({"ending": Position({0: 4})}, 4),
     ],
     ids=str,
 )

@@ -1,23 +1,10 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from siltstone.errors import UsageError
-from siltstone.scan.offsets import (
-    AT_EARLIEST,
-    AT_LATEST,
-    EARLIEST,
-    LATEST,
-    Loss,
-    Offsets,
-    bounds_of,
-    find_losses,
-    parse_offsets,
-    read_offsets,
-    resolve,
-)
+from siltstone.scan.offsets import Loss, bounds_of, find_losses, resolve
+from siltstone.store.feed.position import EARLIEST, END, LATEST, START, Position
 from siltstone.store.log.read.selection import SlabExtent
 from siltstone.store.slab.manifest import SlabId
 
@@ -32,87 +19,6 @@ def extent(shard: int, generation: int, start: int, stop: int) -> SlabExtent:
 EXTENTS = [extent(0, 1, 5, 10), extent(0, 3, 20, 30), extent(1, 1, 0, 0)]
 
 
-def test_a_position_goes_to_json_and_back_in_the_order_of_shards() -> None:
-    offsets = Offsets({11: 7, 2: 9}, identity="5eed")
-    text = json.dumps(offsets.to_json())
-    assert text == '{"version": 2, "identity": "5eed", "shards": {"2": 9, "11": 7}}'
-    assert read_offsets(json.loads(text), "offsets") == offsets
-    assert parse_offsets(offsets.to_text(), "startingOffsets", default=EARLIEST) == offsets
-
-
-def test_a_position_that_an_earlier_version_wrote_has_no_identity() -> None:
-    text = '{"version": 1, "shards": {"2": 9, "11": 7}}'
-    offsets = read_offsets(json.loads(text), "offsets")
-    assert offsets == Offsets({11: 7, 2: 9}, identity="")
-    assert json.dumps(offsets.to_json()) == text
-    # A user who leaves it out means the database as it is.
-    by_hand = parse_offsets(text, "startingOffsets", default=EARLIEST)
-    assert by_hand == Offsets({11: 7, 2: 9}, identity=None)
-    assert by_hand.to_text() == text
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("earliest", AT_EARLIEST),
-        (" Latest ", AT_LATEST),
-        ('{"version": 1, "shards": {"0": 12, "1": -1}}', Offsets({0: 12, 1: -1}, LATEST)),
-        ('{"version": 1, "shards": {}}', Offsets({}, LATEST)),
-    ],
-)
-def test_a_user_writes_a_word_or_json(text: str, expected: Offsets) -> None:
-    assert parse_offsets(text, "startingOffsets", default=LATEST) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "newest",
-            'must be earliest, latest, or JSON such as {"version": 1, "shards": {"0": 1200}}',
-        ),
-        ("", 'must be earliest, latest, or JSON such as {"version": 1, "shards": {"0": 1200}}'),
-        (
-            "[" * 100_000,
-            'must be earliest, latest, or JSON such as {"version": 1, "shards": {"0": 1200}}',
-        ),
-        (
-            '{"version": 1, "shards": {"0": ' + "9" * 5_000 + "}}",
-            "must be earliest, latest, or JSON",
-        ),
-        (
-            '{"version": 1, "shards": {"' + "9" * 5_000 + '": 1}}',
-            "must have the numbers of shards as keys: shard",
-        ),
-        ("[1]", "must have version and shards"),
-        ('{"shards": {}}', "must have version and shards"),
-        ('{"version": 1, "shards": {}, "x": 1}', "must have shards, version only"),
-        ('{"version": 1, "shards": {}, "identity": "a"}', "must have shards, version only"),
-        ('{"version": 2, "shards": {}}', "must have identity, shards, version only"),
-        (
-            '{"version": 2, "shards": {}, "identity": ""}',
-            "must have the identity of a database as text: identity",
-        ),
-        (
-            '{"version": 2, "shards": {}, "identity": 5}',
-            "must have the identity of a database as text: identity",
-        ),
-        ('{"version": 3, "shards": {}}', "unknown version 3 of"),
-        ('{"version": 1, "shards": [1]}', "must have a serial for each shard: shards"),
-        ('{"version": 1, "shards": {"a": 1}}', "have the numbers of shards as keys: shard='a'"),
-        ('{"version": 1, "shards": {"0": -3}}', "serial, -2 for earliest or -1 for latest"),
-        ('{"version": 1, "shards": {"0": true}}', "serial, -2 for earliest or -1 for latest"),
-        ('{"version": 1, "shards": {"0": "5"}}', "shard=0 serial='5'"),
-    ],
-)
-def test_what_is_no_position_is_refused_with_the_name_of_the_option(
-    text: str, message: str
-) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
-        parse_offsets(text, "startingOffsets", default=EARLIEST)
-    assert "startingOffsets" in str(caught.value)
-
-
 def test_a_shard_reaches_from_its_oldest_slab_to_its_newest() -> None:
     assert bounds_of(EXTENTS) == {0: range(5, 30), 1: range(0)}
 
@@ -120,21 +26,21 @@ def test_a_shard_reaches_from_its_oldest_slab_to_its_newest() -> None:
 @pytest.mark.parametrize(
     ("offsets", "serials"),
     [
-        (AT_EARLIEST, {0: 5, 1: 0}),
-        (AT_LATEST, {0: 30, 1: 0}),
-        (Offsets({0: 12}, LATEST), {0: 12, 1: 0}),
-        (Offsets({0: LATEST, 1: 4}), {0: 30, 1: 4}),
-        (Offsets({0: EARLIEST}, LATEST), {0: 5, 1: 0}),
+        (START, {0: 5, 1: 0}),
+        (END, {0: 30, 1: 0}),
+        (Position({0: 12}, default=LATEST), {0: 12, 1: 0}),
+        (Position({0: LATEST, 1: 4}), {0: 30, 1: 4}),
+        (Position({0: EARLIEST}, default=LATEST), {0: 5, 1: 0}),
     ],
     ids=str,
 )
-def test_words_become_serials_of_what_there_is(offsets: Offsets, serials: dict[int, int]) -> None:
+def test_words_become_serials_of_what_there_is(offsets: Position, serials: dict[int, int]) -> None:
     assert resolve(offsets, EXTENTS) == serials
 
 
 def test_a_shard_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError, match="shard that is not in the database: shard=7 shards=2"):
-        resolve(Offsets({7: 1}), EXTENTS)
+        resolve(Position({7: 1}), EXTENTS)
 
 
 @pytest.mark.parametrize(

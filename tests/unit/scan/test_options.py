@@ -7,8 +7,8 @@ import pytest
 from siltstone.errors import UsageError
 from siltstone.scan.columns.schema import COLUMNS
 from siltstone.scan.node import NODE_OPTIONS, Node
-from siltstone.scan.offsets import AT_EARLIEST, AT_LATEST, LATEST, Offsets
 from siltstone.scan.options import OPTIONS, ReadOptions, parse_options, request_options
+from siltstone.store.feed.position import END, LATEST, START, Position
 
 WORD = "never shown"
 
@@ -24,8 +24,8 @@ def test_only_the_path_must_be_given() -> None:
         filters=("#",),
         since_us=0,
         until_us=None,
-        starting=AT_EARLIEST,
-        ending=AT_LATEST,
+        starting=START,
+        ending=END,
         columns=COLUMNS,
         decode="raw",
         fails_on_loss=True,
@@ -50,9 +50,9 @@ FIELDS: list[tuple[str, str, str, Any]] = [
     ("startTime", "1769860800123", "since_us", 1_769_860_800_123_000),
     ("startTime", "1769860800123456", "since_us", 1_769_860_800_123_456),
     ("endTime", "2026-01-31", "until_us", 1_769_817_600_000_000),
-    ("startingOffsets", "earliest", "starting", AT_EARLIEST),
-    ("startingOffsets", '{"version":1,"shards":{"0":5}}', "starting", Offsets({0: 5})),
-    ("endingOffsets", '{"version":1,"shards":{"0":5}}', "ending", Offsets({0: 5}, LATEST)),
+    ("startingOffsets", "earliest", "starting", START),
+    ("startingOffsets", '{"version":1,"shards":{"0":5}}', "starting", Position({0: 5})),
+    ("endingOffsets", '{"version":1,"shards":{"0":5}}', "ending", Position({0: 5}, default=LATEST)),
     ("columns", "topic, serial", "columns", ("topic", "serial")),
     ("decode", "UTF8", "decode", "utf8"),
     ("rowsPerBatch", "65536", "rows_per_batch", 65_536),
@@ -167,13 +167,13 @@ def test_a_batch_query_has_something_between_its_ends() -> None:
         parse(startingOffsets="latest").batch_start()
     with pytest.raises(UsageError, match="endingOffsets must not be earliest: no rows come before"):
         parse(endingOffsets="earliest").batch_start()
-    assert parse().batch_start() == AT_EARLIEST
+    assert parse().batch_start() == START
 
 
 def test_a_stream_has_no_end() -> None:
     with pytest.raises(UsageError, match="endingOffsets is for batch queries"):
         parse(endingOffsets='{"version":1,"shards":{"0":5}}').stream_start()
-    assert parse(startingOffsets="latest").stream_start() == AT_LATEST
+    assert parse(startingOffsets="latest").stream_start() == END
 
 
 def test_a_batch_cannot_be_waited_for_that_is_larger_than_any() -> None:

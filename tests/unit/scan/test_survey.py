@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from siltstone.errors import NotFoundError, SlabDroppedError, UsageError
-from siltstone.scan.offsets import Offsets
 from siltstone.scan.portion import Portion, Readable
 from siltstone.scan.survey import (
     PlanReport,
@@ -15,6 +14,7 @@ from siltstone.scan.survey import (
     plan_between,
     wanted_serials,
 )
+from siltstone.store.feed.position import Position
 from siltstone.store.log.read.selection import SlabExtent
 from siltstone.store.slab.manifest import SlabId
 from tests.support.builders import NAME, NOW_US, World, rows_on, settings_of
@@ -128,7 +128,7 @@ def test_offsets_bound_a_plan(
     starting: dict[int, int], ending: dict[int, int], expected: list[tuple[SlabId, int, int]]
 ) -> None:
     world = world_of(("a", "b"), ("c",), ("d", "e"))
-    assert serials(world, starting=Offsets(starting), ending=Offsets(ending)) == expected
+    assert serials(world, starting=Position(starting), ending=Position(ending)) == expected
 
 
 def test_who_asks_for_everything_gets_what_is_left() -> None:
@@ -140,20 +140,20 @@ def test_who_asks_for_everything_gets_what_is_left() -> None:
 
 def test_a_query_that_starts_behind_the_end_has_lost_what_is_between() -> None:
     world = world_of(("a", "b"))
-    assert serials(world, starting=Offsets({0: 2})) == []
+    assert serials(world, starting=Position({0: 2})) == []
     with pytest.raises(SlabDroppedError, match=r"shard 0, serials 2 to 8;.*failOnDataLoss=false"):
-        serials(world, starting=Offsets({0: 9}))
-    assert serials(world, starting=Offsets({0: 9}), fails_on_loss=False) == []
+        serials(world, starting=Position({0: 9}))
+    assert serials(world, starting=Position({0: 9}), fails_on_loss=False) == []
 
 
-@pytest.mark.parametrize("ending", [Offsets({}, -1), Offsets({0: 9})])
-def test_who_names_a_serial_that_is_gone_hears_of_it(ending: Offsets) -> None:
+@pytest.mark.parametrize("ending", [Position({}, default=-1), Position({0: 9})])
+def test_who_names_a_serial_that_is_gone_hears_of_it(ending: Position) -> None:
     world = world_of(("a",), ("b",), ("c",))
     with world.database() as database:
         database.drop_slab(FIRST)
     with pytest.raises(SlabDroppedError, match="not in the store: shard 0, serials 0"):
-        serials(world, starting=Offsets({0: 0}), ending=ending)
-    assert serials(world, starting=Offsets({0: 0}), ending=ending, fails_on_loss=False) == [
+        serials(world, starting=Position({0: 0}), ending=ending)
+    assert serials(world, starting=Position({0: 0}), ending=ending, fails_on_loss=False) == [
         (SECOND, 1, 2),
         (THIRD, 2, 3),
     ]
@@ -165,15 +165,15 @@ def test_offsets_of_another_database_of_the_name_are_refused_or_passed_over() ->
         own = database.identity
     former = "0" * 32
     for changes in (
-        {"starting": Offsets({0: 1}, identity=former)},
-        {"ending": Offsets({0: 1}, identity=former)},
+        {"starting": Position({0: 1}, identity=former)},
+        {"ending": Position({0: 1}, identity=former)},
     ):
         with pytest.raises(SlabDroppedError, match=f"offsets={former} database={own}"):
             serials(world, **changes)
         all_rows = [(FIRST, 0, 1), (SECOND, 1, 2)]
         assert serials(world, fails_on_loss=False, **changes) == all_rows
-    assert serials(world, starting=Offsets({0: 1}, identity=own)) == [(SECOND, 1, 2)]
-    assert serials(world, starting=Offsets({0: 1})) == [(SECOND, 1, 2)]
+    assert serials(world, starting=Position({0: 1}, identity=own)) == [(SECOND, 1, 2)]
+    assert serials(world, starting=Position({0: 1})) == [(SECOND, 1, 2)]
 
 
 def test_rows_that_come_after_planning_are_not_planned() -> None:

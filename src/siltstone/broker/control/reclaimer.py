@@ -277,7 +277,7 @@ class Reclaimer:
             saved = self._durables.archive.peek(client_id)
             if saved is not None:
                 first = session_first(self._source, saved, ends, now_us, starts=starts)
-                found[client_id] = _at_least(first, ends, dict(saved.position))
+                found[client_id] = _at_least(first, ends, dict(saved.position.serials))
         return found
 
     # Share groups that are not in memory.
@@ -303,7 +303,7 @@ class Reclaimer:
             saved = None if text in live else archive.peek_group(*group_parts(text))
             if saved is not None:
                 first = group_first(self._source, saved, ends, self._certain_us())
-                found[text] = _at_least(first, ends, dict(saved.position))
+                found[text] = _at_least(first, ends, dict(saved.position.serials))
         return found
 
     # The end of a pass.

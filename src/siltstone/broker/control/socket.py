@@ -325,7 +325,7 @@ class Control:
         async with self._turn(text), self._pinned():
             position = await self._in_thread(lambda: find_place(self._source, place))
             saved: asyncio.Future[None] = _future()
-            if self._groups.move(text, dict(position), lambda: saved.set_result(None)):
+            if self._groups.move(text, dict(position.serials), lambda: saved.set_result(None)):
                 await asyncio.wait([saved], timeout=_SAVE_SECONDS)
                 if not saved.done():
                     raise RetryError(

@@ -16,7 +16,7 @@ from siltstone.guard import contain, contain_with
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
 from siltstone.store.feed.pool import Feed, ReadJob, Source, StagedFilters
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
@@ -85,7 +85,7 @@ class SessionFeeds:
         staged: StagedFilters | None = None,
     ) -> None:
         """Start the feed of a consumer at a position, with credit for a number of rows."""
-        consumer.feed = self.hub.add(filters, FeedPosition(position), credit, consumer, staged)
+        consumer.feed = self.hub.add(filters, Position(position), credit, consumer, staged)
         self._clear_soon()
 
     def filter(self, consumer: Consumer, filters: Iterable[TopicFilter]) -> None:

@@ -153,7 +153,7 @@ class Durables:
         )
         self._made += 1
         number = self._made_ever = self._made_ever + 1
-        self.beginning[number] = dict(saved.position)
+        self.beginning[number] = dict(saved.position.serials)
         self._making.ask(saved, partial(self._count_made, number, then))
 
     def _count_made(

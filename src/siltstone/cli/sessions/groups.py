@@ -26,9 +26,10 @@ from siltstone.errors import NotFoundError
 from siltstone.manage.running import ask_broker, is_served
 from siltstone.manage.sessions import MoveGroup, NameGroup
 from siltstone.session.archive.keys import group_id, group_parts
-from siltstone.session.archive.records import SavedGroup, ShardSerial
+from siltstone.session.archive.records import SavedGroup
 from siltstone.session.durable.delivered_source import DeliveredSource
 from siltstone.session.durable.lag import group_lag
+from siltstone.store.feed.position import Position
 
 app = App("List, inspect, move and drop share groups.", "siltstone groups list")
 
@@ -156,7 +157,7 @@ def _live_groups(data: Data) -> dict[str, SavedGroup]:
     groups = {}
     for each in ask_broker(data, {"do": "groups"}):
         name, topic_filter = group_parts(each["group"])
-        position = tuple(ShardSerial(int(at), serial) for at, serial in each["position"].items())
+        position = Position({int(at): serial for at, serial in each["position"].items()})
         groups[each["group"]] = SavedGroup(
             name=name, filter=topic_filter, strategy=each["strategy"], position=position
         )
@@ -179,5 +180,5 @@ def _document(
         "behind_seconds": None if lag.oldest_us is None else (now_us - lag.oldest_us) / 1e6,
         "empty_seconds": empty,
         "expires_in_seconds": None if empty is None else group.expiry_seconds - empty,
-        "position": {str(shard): serial for shard, serial in group.position},
+        "position": group.position.shards(),
     }

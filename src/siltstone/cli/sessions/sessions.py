@@ -277,7 +277,7 @@ def _document(saved: SavedSession, lag: Lag, now_us: int, *, is_live: bool) -> d
         "has_will": saved.will is not None,
         # Includes the rows that it will miss when it returns.
         "dropped": saved.dropped + lag.gone,
-        "position": {str(shard): serial for shard, serial in saved.position},
+        "position": saved.position.shards(),
         "subscriptions": [
             {"filter": one.filter, "qos": one.qos, "identifier": one.identifier}
             for one in saved.subscriptions

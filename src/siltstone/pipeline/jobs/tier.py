@@ -213,7 +213,8 @@ class TierJob:
         extents = self.database.extents()
         bounds = bounds_of(extents)
         start = {
-            shard: self._ledger.position.get(shard, held.start) for shard, held in bounds.items()
+            shard: self._ledger.position.serials.get(shard, held.start)
+            for shard, held in bounds.items()
         }
         sought = {
             shard: range(start[shard], held.stop)
@@ -285,7 +286,7 @@ class TierJob:
         """Return the number of serials of the store that are not in the lake."""
         bounds = bounds_of(self.database.extents())
         return sum(
-            max(0, held.stop - self._ledger.position.get(shard, held.start))
+            max(0, held.stop - self._ledger.position.serials.get(shard, held.start))
             for shard, held in bounds.items()
         )
 
@@ -446,7 +447,7 @@ class TierJob:
 
     def _mark(self) -> None:
         directory = StorePaths(PurePath(self._path)).database(self.database.name)
-        write_tiered(self._fs, directory, self._ledger.position)
+        write_tiered(self._fs, directory, self._ledger.position.serials)
 
 
 def on_spark(spark: SparkSession) -> Runner:

@@ -24,6 +24,8 @@ from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.pipeline.lake.rules import Rules, rules_from_json
+from siltstone.store.feed.position import Position
+from siltstone.store.slab.identity import UNIDENTIFIED
 
 VERSION: Final = 1
 LEDGER: Final = "ledger.json"
@@ -42,13 +44,20 @@ class OpenBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """The rows that are in the lake, and the open batch."""
+    """The rows that are in the lake, and the open batch.
 
-    identity: str
+    The position has the identity of the database.
+    """
+
+    position: Position
     batch: int = 0
-    position: Serials = field(default_factory=dict)
     slabs: Mapping[str, int] = field(default_factory=dict)
     open: OpenBatch | None = None
+
+    @property
+    def identity(self) -> str:
+        """The identity of the database whose rows are in the lake."""
+        return self.position.identity or UNIDENTIFIED
 
     @property
     def application(self) -> str:
@@ -69,7 +78,7 @@ class Ledger:
         return replace(
             self,
             batch=self.open.number,
-            position={**self.position, **self.open.stop},
+            position=Position({**self.position.serials, **self.open.stop}, self.identity),
             slabs=slabs,
             open=None,
         )
@@ -80,7 +89,7 @@ class Ledger:
             "version": VERSION,
             "identity": self.identity,
             "batch": self.batch,
-            "position": named(self.position),
+            "position": self.position.shards(),
             "slabs": dict(self.slabs),
             "open": None,
         }
@@ -110,7 +119,7 @@ def read_ledger(
     """
     path = directory / LEDGER
     if not fs.exists(path):
-        return Ledger(identity=identity)
+        return Ledger(position=Position({}, identity))
     try:
         values = json.loads(fs.read(path))
         if values["version"] != VERSION:
@@ -122,7 +131,7 @@ def read_ledger(
         raise CorruptionError(f"the ledger cannot be read: {exc!r}", path=path) from exc
     if ledger.identity != identity:
         if not fails_on_loss:
-            return Ledger(identity=identity)
+            return Ledger(position=Position({}, identity))
         raise UsageError(
             f"{directory} has the tables of an earlier database of this name, which was dropped: "
             "rename or remove this directory, or set failOnDataLoss=false to read the present "
@@ -154,9 +163,8 @@ def write_ledger(fs: FileSystem, directory: PurePath, ledger: Ledger) -> None:
 def _decoded(values: Mapping[str, Any], name: str) -> Ledger:
     opened = values["open"]
     return Ledger(
-        identity=values["identity"],
+        position=Position(_numbered(values["position"]), values["identity"]),
         batch=values["batch"],
-        position=_numbered(values["position"]),
         slabs=dict(values["slabs"]),
         open=None
         if opened is None
@@ -178,4 +186,6 @@ def named(serials: Serials) -> dict[str, int]:
 
 
 def _numbered(serials: Mapping[str, int]) -> dict[int, int]:
+    if any(serial < 0 for serial in serials.values()):
+        raise ValueError(f"negative serial in {serials!r}")
     return {int(shard): serial for shard, serial in serials.items()}

@@ -33,14 +33,15 @@ from siltstone.pipeline.source.origins import origin_of
 from siltstone.pipeline.source.partitions import SourcePartition
 from siltstone.pipeline.source.reader import read_partition
 from siltstone.pipeline.source.schema import arrow_schema
-from siltstone.scan.offsets import AT_EARLIEST, Offsets, read_offsets, resolve
+from siltstone.scan.offsets import resolve
 from siltstone.scan.options import ReadOptions
 from siltstone.scan.origin import Origin
 from siltstone.scan.survey import beyond, own_offsets, refuse_losses
+from siltstone.store.feed.position import START, Position
 from siltstone.store.log.read.selection import SlabExtent
 
 _LOG: Final = logging.getLogger(__name__)
-Position = Mapping[int, int]
+Serials = Mapping[int, int]
 
 
 class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -80,7 +81,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         begins = self._options.stream_start()
         origin = self._opened()
         extents = origin.extents()
-        begins = own_offsets(begins, origin.identity(), self._options) or AT_EARLIEST
+        begins = own_offsets(begins, origin.identity(), self._options) or START
         return self._position(resolve(begins, extents))
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -140,7 +141,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         origin = self._opened()
         extents = origin.extents()
         begin = self._checked_start(start, extents)
-        stop = own_offsets(read_offsets(end, "offsets"), origin.identity(), self._options)
+        stop = own_offsets(Position.from_json(end, "offsets"), origin.identity(), self._options)
         if stop is None:
             # The database of this batch was dropped. The next batch starts at the beginning of the
             # new one.
@@ -171,8 +172,8 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 self._target = _ends_of(extents)
         self._known = identity
 
-    def _position(self, serials: Position) -> dict[str, Any]:
-        return Offsets(serials, identity=self._opened().identity().text).to_json()
+    def _position(self, serials: Serials) -> dict[str, Any]:
+        return Position(serials, identity=self._opened().identity().text).to_json()
 
     def _opened(self) -> Origin:
         if self._origin is None:
@@ -189,14 +190,14 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         The store must not end before the position, and it must belong to the same database.
         """
         saved = own_offsets(
-            read_offsets(start, "offsets"), self._opened().identity(), self._options
+            Position.from_json(start, "offsets"), self._opened().identity(), self._options
         )
-        begin = resolve(saved or AT_EARLIEST, extents)
+        begin = resolve(saved or START, extents)
         ends = _ends_of(extents)
         refuse_losses(beyond(begin, extents), self._options)
         return {shard: min(serial, ends[shard]) for shard, serial in begin.items()}
 
-    def _end(self, begin: Position, extents: Sequence[SlabExtent]) -> dict[int, int]:
+    def _end(self, begin: Serials, extents: Sequence[SlabExtent]) -> dict[int, int]:
         """Return the end of the store for this query; it never decreases."""
         ends = _ends_of(extents)
         if self._target is not None:
@@ -204,7 +205,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             ends = {shard: self._target.get(shard, 0) for shard in ends}
         return {shard: max(begin[shard], end) for shard, end in ends.items()}
 
-    def _sought_from(self, begin: Position, end: Position) -> dict[int, int]:
+    def _sought_from(self, begin: Serials, end: Serials) -> dict[int, int]:
         """Return the start of the search: after ranges that are known to have no wanted rows."""
         sought = dict(begin)
         for shard, passed in self._passed.items():
@@ -215,8 +216,8 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _moves(
         self,
         start: Mapping[str, Any],
-        begin: Position,
-        end: Position,
+        begin: Serials,
+        end: Serials,
         extents: Sequence[SlabExtent],
     ) -> bool:
         """Return whether the position must move although there are no wanted rows.
@@ -224,7 +225,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         It must move if the store ends before it, or if it belongs to another database. It must also
         move out of a slab that may be dropped: the drop would look like a loss later.
         """
-        saved = read_offsets(start, "offsets")
+        saved = Position.from_json(start, "offsets")
         is_own = saved.identity is not None and self._opened().identity().owns(saved.identity)
         return (
             not is_own

@@ -42,8 +42,8 @@ from siltstone.session.archive.records import (
     SavedSubscription,
     SavedWill,
     SerialRange,
-    ShardSerial,
 )
+from siltstone.store.feed.position import START, Position
 from siltstone.store.slab.identity import UNIDENTIFIED
 
 VERSION: Final = 1
@@ -83,9 +83,12 @@ def _layout(form: str) -> struct.Struct:
 
 
 class SavedProgress(NamedTuple):
-    """How far a session or a group has read and acknowledged."""
+    """How far a session or a group has read and acknowledged.
 
-    position: tuple[ShardSerial, ...] = ()
+    The position has no identity, because the row of the session or group has it.
+    """
+
+    position: Position = START
     done: tuple[SerialRange, ...] = ()
     inflight: tuple[SavedInflight, ...] = ()
     next_packet_id: int = 1
@@ -145,7 +148,7 @@ def decode_session(data: bytes) -> tuple[SavedSession, int]:
         unclean=bool(flags & _UNCLEAN),
         will=_decode_will(cursor) if flags & _WILL else None,
         dropped=dropped,
-        identity=cursor.identity(),
+        position=Position({}, cursor.identity()),
     )
     cursor.end()
     return session, revision
@@ -295,7 +298,7 @@ def decode_group(data: bytes) -> tuple[SavedGroup, int]:
         created_us=created_us,
         empty_since_us=empty_since_us if empty else None,
         since=cursor.places(),
-        identity=cursor.identity(),
+        position=Position({}, cursor.identity()),
     )
     cursor.end()
     return group, revision
@@ -327,11 +330,11 @@ def _decode_will(cursor: _Cursor) -> SavedWill:
     )
 
 
-def _encode_places(places: tuple[ShardSerial, ...]) -> bytes:
-    if not places:
+def _encode_places(position: Position) -> bytes:
+    if not position.serials:
         return _NONE
-    count = len(places)
-    shards, serials = zip(*places, strict=True)
+    count = len(position.serials)
+    shards, serials = zip(*sorted(position.serials.items()), strict=True)
     return _packed(_layout(f">I{count}I{count}Q"), count, *shards, *serials)
 
 
@@ -392,10 +395,13 @@ class _Cursor:
     def column(self, count: int, kind: str) -> tuple[int, ...]:
         return self.take(_layout(f">{count}{kind}"))
 
-    def places(self) -> tuple[ShardSerial, ...]:
+    def places(self) -> Position:
         count = self.count(12)
         columns = (self.column(count, "I"), self.column(count, "Q"))
-        return tuple(map(ShardSerial._make, zip(*columns, strict=True)))
+        serials = dict(zip(*columns, strict=True))
+        if len(serials) != count:
+            raise self.damaged("names a shard twice")
+        return Position(serials)
 
     def ranges(self) -> tuple[SerialRange, ...]:
         count = self.count(20)

@@ -7,9 +7,8 @@ from typing import Literal, Protocol
 
 from siltstone.session.archive.owned.group import OwnedGroup
 from siltstone.session.archive.owned.session import OwnedSession
-from siltstone.session.archive.records import RELEASED, ShardSerial
-from siltstone.session.durable.saved_progress import places
-from siltstone.store.feed.position import FeedPosition
+from siltstone.session.archive.records import RELEASED
+from siltstone.store.feed.position import Position
 
 # The beginning of the store, its end, or a time in µs.
 Place = Literal["earliest", "latest"] | int
@@ -22,21 +21,21 @@ class Timeline(Protocol):
         """Return for each shard the serial after its last row that can be read."""
         ...
 
-    def position_at(self, since_us: int) -> FeedPosition:
+    def position_at(self, since_us: int) -> Position:
         """Return for each shard the position of the first frame with a row at or after a time."""
         ...
 
 
-def find_place(source: Timeline, place: Place) -> tuple[ShardSerial, ...]:
+def find_place(source: Timeline, place: Place) -> Position:
     """Return the serial of each shard at a place; a time is resolved to the start of a frame."""
     if place == "earliest":
-        return places(dict.fromkeys(range(len(source.ends())), 0))
+        return Position(dict.fromkeys(range(len(source.ends())), 0))
     if place == "latest":
-        return places(dict(enumerate(source.ends())))
-    return places(dict(source.position_at(place).serials))
+        return Position(dict(enumerate(source.ends())))
+    return Position(dict(source.position_at(place).serials))
 
 
-def move_session(owned: OwnedSession, position: tuple[ShardSerial, ...]) -> None:
+def move_session(owned: OwnedSession, position: Position) -> None:
     """Let a session continue at a position, with all its subscriptions. The caller saves it.
 
     Messages in flight are forgotten, except those that the client has received and must still
@@ -54,6 +53,6 @@ def move_session(owned: OwnedSession, position: tuple[ShardSerial, ...]) -> None
         owned.put_subscription(replace(subscription, since=position))
 
 
-def move_group(owned: OwnedGroup, position: tuple[ShardSerial, ...]) -> None:
+def move_group(owned: OwnedGroup, position: Position) -> None:
     """Let a group continue at a position. The caller saves it."""
     owned.put_progress(position=position)

@@ -64,7 +64,7 @@ def sessions_before(
 
 def _places(rows: Iterator[Row]) -> Iterator[tuple[str | None, dict[int, int]]]:
     for row in rows:
-        yield second_word(row), dict(decode_progress(row.value).position)
+        yield second_word(row), dict(decode_progress(row.value).position.serials)
 
 
 _NO_PLACE: tuple[None, dict[int, int]] = (None, {})

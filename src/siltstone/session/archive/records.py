@@ -1,8 +1,10 @@
 """The saved state of durable sessions and share groups, as values without code.
 
 Places are serials of rows in the store. Every row of a shard has a serial, so one serial for each
-shard says how far a session has read, whatever the number of its filters. Times are µs of the wall
-clock.
+shard says how far a session has read, whatever the number of its filters. `position` carries the
+identity of the database to which all places of a session or group refer; it is empty if an earlier
+version saved them. A `since` refers to the same database and has no identity of its own. Times are
+µs of the wall clock.
 """
 
 from __future__ import annotations
@@ -10,6 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from siltstone.store.feed.position import START, Position
+from siltstone.store.slab.identity import UNIDENTIFIED
+
+# The position of a session that has read nothing yet.
+NOWHERE: Final = Position({}, UNIDENTIFIED)
 NEVER_EXPIRES: Final = 0xFFFF_FFFF
 # The shard of a message in flight that is not a row of the store but one of `extra`.
 NOT_STORED: Final = 0xFFFF_FFFF
@@ -18,13 +25,6 @@ NOT_STORED: Final = 0xFFFF_FFFF
 DUP: Final = 0x08
 # The receiver has the message, but the packet id is still in use (QoS 2).
 RELEASED: Final = 0x10
-
-
-class ShardSerial(NamedTuple):
-    """A place in a shard: `serial` is the first serial that was not passed."""
-
-    shard: int
-    serial: int
 
 
 class SerialRange(NamedTuple):
@@ -96,7 +96,7 @@ class SavedSubscription:
     retain_as_published: bool = False
     retain_handling: int = 0
     identifier: int = 0
-    since: tuple[ShardSerial, ...] = ()
+    since: Position = START
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +107,7 @@ class SavedSession:
     connected. `unclean` says that the broker stopped without the last save of the session. All rows
     before `position` are acknowledged or not wanted, and so are the rows in `done` after it.
     `inflight` is in order of sending. `received` are the QoS 2 messages from the client that it has
-    not released. `dropped` counts messages that were lost to limits. `identity` is that of the
-    database to which all places refer, empty if an earlier version saved the session.
+    not released. `dropped` counts messages that were lost to limits.
     """
 
     client_id: str
@@ -122,13 +121,17 @@ class SavedSession:
     will: SavedWill | None = None
     dropped: int = 0
     subscriptions: tuple[SavedSubscription, ...] = ()
-    position: tuple[ShardSerial, ...] = ()
+    position: Position = NOWHERE
     done: tuple[SerialRange, ...] = ()
     inflight: tuple[SavedInflight, ...] = ()
     next_packet_id: int = 1
     received: tuple[SavedReceived, ...] = ()
     extra: tuple[SavedMessage, ...] = ()
-    identity: str = ""
+
+    @property
+    def identity(self) -> str:
+        """The identity of the database to which all places refer."""
+        return self.position.identity or UNIDENTIFIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +140,6 @@ class SavedGroup:
     rows from `position` on that are not in `done` are lent again.
 
     `empty_since_us` is None while the group has members. Rows before `since` do not belong to it.
-    `identity` is that of the database to which its places refer, empty if an earlier version saved
-    the group.
     """
 
     name: str
@@ -147,7 +148,11 @@ class SavedGroup:
     expiry_seconds: int = NEVER_EXPIRES
     created_us: int = 0
     empty_since_us: int | None = None
-    since: tuple[ShardSerial, ...] = ()
-    position: tuple[ShardSerial, ...] = ()
+    since: Position = START
+    position: Position = NOWHERE
     done: tuple[SerialRange, ...] = ()
-    identity: str = ""
+
+    @property
+    def identity(self) -> str:
+        """The identity of the database to which all places refer."""
+        return self.position.identity or UNIDENTIFIED

@@ -19,8 +19,8 @@ from siltstone.session.archive.records import (
     SavedInflight,
     SavedSession,
     SavedSubscription,
-    ShardSerial,
 )
+from siltstone.store.feed.position import START, Position
 from siltstone.store.slab.identity import DatabaseIdentity
 
 _SHARED: Final = "$share/"
@@ -45,19 +45,18 @@ def session_in(
 ) -> tuple[SavedSession, StartOver | None]:
     """Return a session as it continues in a database, and what it lost if it starts over."""
     if origin.owns(session.identity):
-        return replace(session, identity=origin.text), None
+        return replace(session, position=session.position.of(origin.text)), None
     kept = tuple(
         each for one in session.inflight if (each := _kept(one, session.unclean)) is not None
     )
     started = replace(
         session,
         subscriptions=tuple(_without_since(one) for one in session.subscriptions),
-        position=(),
+        position=Position({}, origin.text),
         done=(),
         inflight=kept,
         # No row of the new database was sent before.
         unclean=False,
-        identity=origin.text,
     )
     stored = sum(one.shard != NOT_STORED for one in session.inflight)
     rows_behind = _rows(session.position)
@@ -69,8 +68,8 @@ def session_in(
 def group_in(group: SavedGroup, origin: DatabaseIdentity) -> tuple[SavedGroup, StartOver | None]:
     """Return a group as it continues in a database, and what it lost if it starts over."""
     if origin.owns(group.identity):
-        return replace(group, identity=origin.text), None
-    started = replace(group, since=(), position=(), done=(), identity=origin.text)
+        return replace(group, position=group.position.of(origin.text)), None
+    started = replace(group, since=START, position=Position({}, origin.text), done=())
     return started, StartOver(group.identity, _rows(group.position), 0)
 
 
@@ -84,8 +83,8 @@ def _kept(one: SavedInflight, unclean: bool) -> SavedInflight | None:
 
 
 def _without_since(subscription: SavedSubscription) -> SavedSubscription:
-    return replace(subscription, since=())
+    return replace(subscription, since=START)
 
 
-def _rows(position: tuple[ShardSerial, ...]) -> int:
-    return sum(place.serial for place in position)
+def _rows(position: Position) -> int:
+    return sum(position.serials.values())

@@ -189,7 +189,10 @@ class SessionArchive:
     def create_many(self, sessions: Sequence[SavedSession]) -> CreatedSessions:
         """Create many sessions, in one or a few group commits; the last one of an id wins."""
         if self._origin is not None:
-            sessions = [replace(session, identity=self._origin.text) for session in sessions]
+            sessions = [
+                replace(session, position=session.position.of(self._origin.text))
+                for session in sessions
+            ]
         keyed = [
             (session.client_id, SessionContent(session, SessionKeys(session.client_id)))
             for session in sessions
@@ -300,7 +303,9 @@ class SessionArchive:
     def create_groups(self, groups: Sequence[SavedGroup]) -> CreatedGroups:
         """Create many share groups, in one or a few group commits."""
         if self._origin is not None:
-            groups = [replace(group, identity=self._origin.text) for group in groups]
+            groups = [
+                replace(group, position=group.position.of(self._origin.text)) for group in groups
+            ]
         ids = [group_id(group.name, group.filter) for group in groups]
         keyed = [
             (key, GroupContent(group, GroupKeys(key)))

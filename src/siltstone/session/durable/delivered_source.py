@@ -8,7 +8,7 @@ these rows were dropped as delivered, the session continues after them and no lo
 from __future__ import annotations
 
 from siltstone.store.feed.pool import Found
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.reading import StoreSource
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
@@ -24,7 +24,7 @@ class DeliveredSource:
         """Return for each shard the serial after its last row that can be read."""
         return self._source.ends()
 
-    def position_at(self, since_us: int) -> FeedPosition:
+    def position_at(self, since_us: int) -> Position:
         """Return for each shard the position of the first frame with a row at or after a time."""
         return self._source.position_at(since_us)
 

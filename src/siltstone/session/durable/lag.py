@@ -12,11 +12,11 @@ from siltstone.session.archive.records import (
     SavedGroup,
     SavedSession,
     SerialRange,
-    ShardSerial,
 )
 from siltstone.session.durable.wanted import WantedFilter
 from siltstone.session.sending.delivery import left_us_of, properties_of
 from siltstone.store.feed.pool import Source
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
@@ -132,7 +132,12 @@ class _Wanted:
             if topic_filter.group is None and one.qos:
                 self.filters.append(topic_filter)
                 wanted = WantedFilter(
-                    one.qos, one.no_local, one.retain_as_published, b"", dict(one.since), None
+                    one.qos,
+                    one.no_local,
+                    one.retain_as_published,
+                    b"",
+                    dict(one.since.serials),
+                    None,
                 )
                 self._matcher.put(topic_filter.levels, one.filter, wanted)
 
@@ -156,12 +161,12 @@ class _Rows:
         self,
         source: Source,
         filters: Collection[TopicFilter],
-        position: Iterable[ShardSerial],
+        position: Position,
         ends: Mapping[int, int],
     ) -> None:
         self._source = source
         self._filters = list(filters)
-        self._starts = dict(position)
+        self._starts = position.serials
         self._ends = ends
         self.gone = 0
 
@@ -225,13 +230,10 @@ def _counts_of_group(saved: SavedGroup, now_us: int) -> Counts:
     return counts
 
 
-def _later(position: Iterable[ShardSerial], starts: Mapping[int, int]) -> list[ShardSerial]:
+def _later(position: Position, starts: Mapping[int, int]) -> Position:
     """Return a position that is not before the start of any shard."""
-    places = dict(position)
-    return [
-        ShardSerial(shard, max(places.get(shard, 0), starts.get(shard, 0)))
-        for shard in places.keys() | starts.keys()
-    ]
+    shards = position.serials.keys() | starts.keys()
+    return Position({shard: max(position.serial(shard), starts.get(shard, 0)) for shard in shards})
 
 
 def _serials(ranges: Iterable[SerialRange]) -> set[tuple[int, int]]:

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from siltstone.session.archive.records import SerialRange, ShardSerial
+from siltstone.session.archive.records import SerialRange
 from siltstone.session.durable.progress import Progress
+from siltstone.store.feed.position import Position
 
 
-def restore_progress(
-    progress: Progress, position: Iterable[ShardSerial], done: Iterable[SerialRange]
-) -> None:
+def restore_progress(progress: Progress, position: Position, done: Iterable[SerialRange]) -> None:
     """Begin every shard at its saved position."""
     rows: dict[int, list[int]] = {}
     for part in done:
         rows.setdefault(part.shard, []).extend(range(part.first, part.stop))
-    for shard, serial in position:
+    for shard, serial in position.serials.items():
         progress.start(shard, serial, rows.get(shard, []))
 
 
-def position_of(progress: Progress) -> tuple[ShardSerial, ...]:
+def position_of(progress: Progress) -> Position:
     """Return the first row of each shard that is not done."""
-    return places(progress.position())
-
-
-def places(serials: dict[int, int]) -> tuple[ShardSerial, ...]:
-    """Return a place for each shard, sorted by shard."""
-    return tuple(ShardSerial(shard, serial) for shard, serial in sorted(serials.items()))
+    return Position(progress.position())
 
 
 def done_of(progress: Progress) -> tuple[SerialRange, ...]:

@@ -27,7 +27,7 @@ from siltstone.session.archive.records import (
 )
 from siltstone.session.durable.progress import Progress
 from siltstone.session.durable.reader import Reader
-from siltstone.session.durable.saved_progress import done_of, places, position_of, restore_progress
+from siltstone.session.durable.saved_progress import done_of, position_of, restore_progress
 from siltstone.session.durable.saves import Act, SaveScheduler, SaveTicket
 from siltstone.session.durable.wanted import WantedFilter
 from siltstone.session.inbound import Inbound
@@ -35,6 +35,7 @@ from siltstone.session.sending.delivery import NEVER, Delivery
 from siltstone.session.sending.outbox import Outbox
 from siltstone.session.subscribed import Subscribed
 from siltstone.store.feed.pool import Feed
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.topic.grammar import TopicFilter
 from siltstone.units import SECOND_US
@@ -208,7 +209,7 @@ class Durable:
     def subscriptions(self) -> Iterator[Subscribed]:
         """Yield the subscriptions of earlier connections; parsing each of them takes some time."""
         for saved in self.owned.state.subscriptions:
-            self._since[saved.filter] = dict(saved.since)
+            self._since[saved.filter] = dict(saved.since.serials)
             self._away_qos[saved.filter] = saved.qos
             yield Subscribed(
                 subscription=Subscription(
@@ -256,7 +257,7 @@ class Durable:
                 retain_as_published=subscription.retain_as_published,
                 retain_handling=subscription.retain_handling,
                 identifier=identifier,
-                since=places(since),
+                since=Position(dict(since)),
             )
         )
 
@@ -487,7 +488,7 @@ def new_session(
         expiry_seconds=expiry_seconds,
         connected=True,
         run=run,
-        position=places(dict(ends)),
+        position=Position(dict(ends)),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from siltstone.errors import NotFoundError, UsageError
 from siltstone.store.feed.pool import Found
-from siltstone.store.feed.position import START, FeedPosition
+from siltstone.store.feed.position import START, Position
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.kv.api import Engine, Item, View
@@ -57,7 +57,7 @@ class ChangeSource:
         """Return 0 for each shard: no other process writes one."""
         return [0] * len(self.committers)
 
-    def position_at(self, since_us: int) -> FeedPosition:
+    def position_at(self, since_us: int) -> Position:
         """Return the position before all kept changes."""
         assert not since_us, "rows are not in order of time"
         return START

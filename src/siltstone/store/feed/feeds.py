@@ -7,7 +7,7 @@ from threading import Lock
 from typing import Final
 
 from siltstone.errors import ClosedError, SiltstoneError, SlabDroppedError, UsageError
-from siltstone.store.feed.position import NEVER, FeedPosition
+from siltstone.store.feed.position import EARLIEST, LATEST, NEVER, Position
 from siltstone.store.feed.reader import FeedReader
 from siltstone.store.feed.rows.batch import FeedBatch, committed_batch
 from siltstone.store.feed.runner import FeedRunner, FeedSource, Listen
@@ -53,13 +53,13 @@ class Feeds:
         self._closed = False
 
     def open(
-        self, wanted: Wanted, *, position: FeedPosition | None, since_us: int, credit: int
+        self, wanted: Wanted, *, position: Position | None, since_us: int, credit: int
     ) -> FeedReader:
         """Begin a feed. Raises: UsageError, ClosedError."""
         require_number("credit", credit)
         require_number("since_us", since_us)
         if position is not None:
-            require_kind("position", position, FeedPosition, "a FeedPosition")
+            require_kind("position", position, Position, "a Position")
         if credit < 1:
             raise UsageError(f"credit must be at least 1, got {credit}")
         if isinstance(wanted, StreamIterator):
@@ -77,7 +77,7 @@ class Feeds:
             if not filters:
                 raise UsageError("a feed needs at least one filter")
             if position is not None:
-                self._check_place(position)
+                position = self._placed(position)
         with self._lock:
             if self._closed:
                 raise ClosedError("the database is closed")
@@ -87,16 +87,16 @@ class Feeds:
             start = self._source.position_at(since_us) if position is None else position
             return self._runner.add(
                 filters,
-                FeedPosition(start.serials, self._origin.text),
+                Position(start.serials, self._origin.text),
                 credit=credit,
                 since_us=since_us,
                 left=self._left,
             )
 
-    def end_position(self) -> FeedPosition:
+    def end_position(self) -> Position:
         """Return the position after the last row."""
         self._source.refresh()
-        return FeedPosition(dict(enumerate(self._source.ends())), self._origin.text)
+        return Position(dict(enumerate(self._source.ends())), self._origin.text)
 
     def end(self, error: SiltstoneError) -> None:
         """End all feeds with this error; later ones may begin."""
@@ -111,24 +111,31 @@ class Feeds:
             self._closed = True
         self.end(ClosedError("the database is closed"))
 
-    def _check_place(self, position: FeedPosition) -> None:
-        """Refuse a position that does not come from this database.
+    def _placed(self, position: Position) -> Position:
+        """Return a position with serials only; a shard at its earliest row is not listed.
 
         Raises: SlabDroppedError for one of another database, UsageError for one after the end.
         """
-        identity = position.identity
-        if position.serials and identity is not None and not self._origin.owns(identity):
+        if not position.is_of(self._origin):
             raise SlabDroppedError(
                 f"the position belongs to an earlier database of this name, which was dropped; "
-                f"start without a position: position={told(identity)} database={self._origin.text}"
+                f"start without a position: position={told(position.identity)} "
+                f"database={self._origin.text}"
             )
         ends = self.end_position().serials
-        for shard, serial in position.serials.items():
+        asked = dict.fromkeys(ends, position.default) | dict(position.serials)
+        serials = {
+            shard: ends.get(shard, 0) if serial == LATEST else serial
+            for shard, serial in asked.items()
+            if serial != EARLIEST
+        }
+        for shard, serial in serials.items():
             if serial != NEVER and serial > ends.get(shard, 0):
                 raise UsageError(
                     f"the position is after the last row, so it belongs to another database: "
                     f"shard={shard} serial={serial} end={ends.get(shard, 0)}"
                 )
+        return Position(serials, position.identity)
 
     def _left(self) -> None:
         with self._lock:
@@ -139,7 +146,7 @@ class Feeds:
         if runner is not None:
             runner.end(ClosedError("the feed is closed"))
 
-    def _position_of(self, iterator: StreamIterator) -> FeedPosition:
+    def _position_of(self, iterator: StreamIterator) -> Position:
         """Return the start of a feed that continues an iterator: in its shard and in no other."""
         shard = iterator.slab.shard
         serial = max(
@@ -148,4 +155,4 @@ class Feeds:
             self._source.position_at(iterator.since_us).serial(shard) if iterator.since_us else 0,
         )
         shards = range(len(self._source.ends()))
-        return FeedPosition({number: serial if number == shard else NEVER for number in shards})
+        return Position({number: serial if number == shard else NEVER for number in shards})

@@ -37,7 +37,7 @@ from siltstone.store.feed.pool import (
     Source,
     StagedFilters,
 )
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.rows.batch import FeedBatch, rows_by_name, rows_of_names
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
@@ -95,7 +95,7 @@ class FeedHub:
     def add(
         self,
         filters: Iterable[TopicFilter],
-        position: FeedPosition,
+        position: Position,
         credit: int,
         tag: object,
         staged: StagedFilters | None = None,

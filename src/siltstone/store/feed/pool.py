@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol, cast
 
 from siltstone.errors import SiltstoneError
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.rows.batch import FeedBatch, rows_by_name, rows_of_names
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
@@ -118,7 +118,7 @@ class FilterGroup:
 class Feed:
     """A subscription to the store. `tag` belongs to the user, everything else to the hub."""
 
-    def __init__(self, group: FilterGroup, start: FeedPosition, credit: int, tag: object) -> None:
+    def __init__(self, group: FilterGroup, start: Position, credit: int, tag: object) -> None:
         self._start = start
         self.tag = tag
         self.group = group
@@ -156,9 +156,9 @@ class Feed:
         """Return the next serial of each shard."""
         return {shard: self.place(shard) for shard in range(len(self.places))}
 
-    def position(self) -> FeedPosition:
+    def position(self) -> Position:
         """Return the position from which the feed would continue."""
-        return FeedPosition(self.serials(), self._start.identity)
+        return Position(self.serials(), self._start.identity)
 
     def has_caught_up(self) -> bool:
         """Return whether it has received everything that the hub knows, in all shards."""

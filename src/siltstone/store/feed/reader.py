@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from siltstone.errors import ClosedError, SiltstoneError
 from siltstone.store.feed.pool import Rows
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.rows.arrow import arrow_of, rows_of_batch
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.log.read.pieces import COLUMNS, Row
@@ -45,7 +45,7 @@ class FeedRead:
     `lost` is the number of serials before these rows that are gone, because their slab was dropped.
     """
 
-    position: FeedPosition
+    position: Position
     lost: int
     batch: FeedBatch
     picked: Rows
@@ -97,7 +97,7 @@ class FeedRead:
 class FeedReader:
     """A subscription to the store. `Database.feed` creates it; the user closes it."""
 
-    def __init__(self, position: FeedPosition) -> None:
+    def __init__(self, position: Position) -> None:
         self._changed = Condition()
         self._reads: deque[FeedRead] = deque()
         self._unacknowledged: deque[FeedRead] = deque()
@@ -108,7 +108,7 @@ class FeedReader:
         self.leave: Callable[[], None] = _nothing
 
     @property
-    def position(self) -> FeedPosition:
+    def position(self) -> Position:
         """The position after all rows that were returned; a new feed can continue there."""
         return self._position
 
@@ -129,7 +129,7 @@ class FeedReader:
                 raise self._error.with_traceback(None)
             return None
 
-    def ack(self, position: FeedPosition) -> None:
+    def ack(self, position: Position) -> None:
         """Acknowledge all returned rows before a position: the feed gets credit for as many new
         rows.
         """

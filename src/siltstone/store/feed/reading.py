@@ -17,7 +17,7 @@ import numpy as np
 
 from siltstone.errors import CorruptionError
 from siltstone.store.feed.pool import Found
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.rows.decode import load_parts, serials_of, streams_of
 from siltstone.store.feed.settings import FeedSettings
@@ -183,7 +183,7 @@ class StoreSource:
         return self._shards.slab(slab).record.first_serial
 
     @again_when_dropped
-    def position_at(self, since_us: int) -> FeedPosition:
+    def position_at(self, since_us: int) -> Position:
         """Return for each shard the serial of the first frame with a row at or after a time."""
         serials = dict(enumerate(self.ends()))
         for slab in reversed(self._shards.all()):
@@ -193,7 +193,7 @@ class StoreSource:
                     number = index.frame_at_time(since_us)
                     if number < index.frame_count:
                         serials[slab.id.shard] = index.serials[number]
-        return FeedPosition(serials)
+        return Position(serials)
 
     @again_when_dropped
     def read(

@@ -17,7 +17,7 @@ from siltstone.guard import contain
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
 from siltstone.store.feed.pool import Feed, ReadJob, Rows, Source
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.reader import FeedRead, FeedReader
 from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
@@ -41,7 +41,7 @@ class FeedSource(Source, Protocol):
         """Return the ends of the shards that other processes write; 0 for the others."""
         ...
 
-    def position_at(self, since_us: int) -> FeedPosition:
+    def position_at(self, since_us: int) -> Position:
         """Return a position before all rows at or after a time."""
         ...
 
@@ -143,7 +143,7 @@ class FeedRunner:
     def add(
         self,
         filters: Sequence[TopicFilter],
-        position: FeedPosition,
+        position: Position,
         *,
         credit: int,
         since_us: int,

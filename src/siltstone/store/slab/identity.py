@@ -32,6 +32,6 @@ class DatabaseIdentity:
         return saved == self.text or (saved == UNIDENTIFIED and not self.identified)
 
 
-def told(saved: str) -> str:
+def told(saved: str | None) -> str:
     """Return the identity of a saved position for messages."""
     return saved or "unknown, an earlier version saved it"

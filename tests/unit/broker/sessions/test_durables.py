@@ -26,9 +26,10 @@ from siltstone.mqtt.packets import (
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.reason import Reason
 from siltstone.session.archive.owned.parts import CommitInParts
-from siltstone.session.archive.records import SavedReceived, SerialRange, ShardSerial
+from siltstone.session.archive.records import SavedReceived, SerialRange
 from siltstone.session.durable.session import Durable
 from siltstone.session.sending.outbox import Outbox
+from siltstone.store.feed.position import Position
 from siltstone.topic.grammar import TopicFilter
 from tests.support.broker_core import V3, V5, Wire, message
 from tests.support.durable_core import DurableCore
@@ -114,7 +115,7 @@ class TestMissed:
         assert consume(desk.come()) == [Got("1", dup=True), Got("2", dup=True)]
         desk.wait()
         state = desk.saved()
-        assert (dict(state.position), state.inflight, state.done) == ({0: 2}, (), ())
+        assert (dict(state.position.serials), state.inflight, state.done) == ({0: 2}, (), ())
 
     @pytest.mark.parametrize(
         ("text", "found"),
@@ -359,10 +360,10 @@ class TestSaving:
         assert isinstance(second, Publish)
         assert isinstance(third, Publish)
         wire.send(PubAck(packet_id=second.packet_id), PubAck(packet_id=third.packet_id))
-        assert desk.saved().position == (ShardSerial(0, 0),)
+        assert desk.saved().position.serials == {0: 0}
         desk.wait()
         state = desk.saved()
-        assert (state.position, state.done) == ((ShardSerial(0, 0),), (SerialRange(0, 1, 3),))
+        assert (state.position.serials, state.done) == ({0: 0}, (SerialRange(0, 1, 3),))
         desk.crash()
         assert consume(desk.come()) == [Got("1", dup=True)]
 
@@ -375,7 +376,7 @@ class TestSaving:
             consume(wire)
         desk.wait()
         states = [desk.saved(f"s{number}") for number in range(20)]
-        assert {dict(state.position)[0] for state in states} == {1}
+        assert {dict(state.position.serials)[0] for state in states} == {1}
 
     def test_who_comes_often_is_looked_after_once(self, desk: DurableDesk) -> None:
         for _ in range(5):
@@ -393,7 +394,11 @@ class TestSaving:
         consume(wire)
         leave(wire)
         state = desk.saved()
-        assert (dict(state.position), state.inflight, state.connected) == ({0: 1}, (), False)
+        assert (dict(state.position.serials), state.inflight, state.connected) == (
+            {0: 1},
+            (),
+            False,
+        )
         assert state.away_since_us == desk.core.clock.now_us()
 
     def test_a_save_without_room_is_tried_again(
@@ -460,7 +465,7 @@ class TestPassingBy:
             assert consume(wires[7]) == messages(str(number), qos=qos)
             desk.wait()
         moved = [desk.saved(f"s{number}").position for number in range(40)]
-        positions[7] = (ShardSerial(0, 3),)
+        positions[7] = Position({0: 3})
         assert moved == positions
 
     def test_a_session_at_work_is_looked_at_as_often_as_before(self, desk: DurableDesk) -> None:
@@ -479,7 +484,7 @@ class TestPassingBy:
         commits = desk.core.commits()
         desk.wait(330)
         states = [desk.saved(f"s{number}") for number in range(3)]
-        assert [state.position for state in states] == [(ShardSerial(0, 2),)] * 3
+        assert [state.position.serials for state in states] == [{0: 2}] * 3
         assert desk.core.commits() - commits == 3
 
     def test_one_that_many_rows_have_passed_is_saved_within_half_a_minute(
@@ -493,7 +498,7 @@ class TestPassingBy:
         commits = desk.core.commits()
         desk.wait(31)
         states = [desk.saved(f"s{number}") for number in range(3)]
-        assert [state.position for state in states] == [(ShardSerial(0, 4500),)] * 3
+        assert [state.position.serials for state in states] == [{0: 4500}] * 3
         assert desk.core.commits() - commits == 3
 
     def test_after_a_crash_what_was_acknowledged_or_is_of_others_does_not_come_again(
@@ -692,7 +697,7 @@ class TestAFullQueue:
         assert consume(wire) == messages("1", "2", "3", "4")
         desk.wait()
         state = desk.saved()
-        assert (state.position, state.dropped) == ((ShardSerial(0, 5),), 1)
+        assert (state.position.serials, state.dropped) == ({0: 5}, 1)
 
     def test_nor_does_it_push_out_a_row_that_a_group_lent(self, desk: DurableDesk) -> None:
         wire = desk.come(receive_maximum=1)
@@ -703,7 +708,7 @@ class TestAFullQueue:
         desk.wait()
         group = desk.core.archive.peek_group("g", "t")
         assert group is not None
-        assert group.position == (ShardSerial(0, 5),)
+        assert group.position.serials == {0: 5}
 
     def test_neither_does_a_message_that_is_not_stored(self) -> None:
         rules = (StoreRule(filter="live", store="never"),)
@@ -714,7 +719,7 @@ class TestAFullQueue:
             desk.publish("live", "dropped")
             assert consume(wire) == messages("1", "2", "3")
             desk.wait()
-            assert desk.saved().position == (ShardSerial(0, 3),)
+            assert desk.saved().position.serials == {0: 3}
 
     def test_rows_of_a_credit_and_more_come_though_the_queue_is_full_all_the_time(
         self, desk: DurableDesk
@@ -729,7 +734,7 @@ class TestAFullQueue:
             desk.publish("t", "dropped", qos=0)
         assert consume(wire) == messages(*rows)
         desk.wait()
-        assert desk.saved().position == (ShardSerial(0, 900),)
+        assert desk.saved().position.serials == {0: 900}
 
 
 def test_a_group_is_saved_for_rows_of_others_within_five_minutes_and_not_at_once(
@@ -742,11 +747,11 @@ def test_a_group_is_saved_for_rows_of_others_within_five_minutes_and_not_at_once
     desk.wait(20)
     group = desk.core.archive.peek_group("g", "t/#")
     assert group is not None
-    assert (group.position, desk.core.commits() - commits) == ((ShardSerial(0, 0),), 0)
+    assert (group.position.serials, desk.core.commits() - commits) == ({0: 0}, 0)
     desk.wait(320)
     group = desk.core.archive.peek_group("g", "t/#")
     assert group is not None
-    assert (group.position, desk.core.commits() - commits) == ((ShardSerial(0, 2),), 1)
+    assert (group.position.serials, desk.core.commits() - commits) == ({0: 2}, 1)
 
 
 def count_parts(monkeypatch: pytest.MonkeyPatch) -> list[CommitInParts]:
@@ -910,7 +915,7 @@ class TestMistakes:
         desk.publish("t", "1")
         assert consume(wire) == messages("1")
         desk.wait(2)
-        assert (len(looks), desk.saved().position) == (2, (ShardSerial(0, 1),))
+        assert (len(looks), desk.saved().position.serials) == (2, {0: 1})
 
     def test_a_backlog_that_cannot_be_judged_ends_the_connection(
         self, monkeypatch: pytest.MonkeyPatch

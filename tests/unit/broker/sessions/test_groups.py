@@ -25,7 +25,7 @@ from siltstone.mqtt.packets import (
     Unsubscribe,
 )
 from siltstone.session.archive.owned.group import OwnedGroup
-from siltstone.session.archive.records import SavedGroup, SerialRange, ShardSerial
+from siltstone.session.archive.records import SavedGroup, SerialRange
 from siltstone.session.archive.store import CreatedGroups, SessionArchive, TakenGroups
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.topic.grammar import TopicFilter
@@ -57,7 +57,7 @@ def group_of(core: DurableCore) -> StoredShareGroup:
 def position(core: DurableCore) -> dict[int, int]:
     group = saved(core)
     assert group is not None
-    return dict(group.position)
+    return dict(group.position.serials)
 
 
 # Who gets what.
@@ -362,8 +362,8 @@ def test_progress_is_saved_within_a_second_and_when_the_last_member_goes() -> No
         core.run()
         group = saved(core)
         assert group is not None
-        assert (group.position, group.done, group.empty_since_us) == (
-            (ShardSerial(0, 2),),
+        assert (group.position.serials, group.done, group.empty_since_us) == (
+            {0: 2},
             (SerialRange(0, 3, 4),),
             core.clock.now_us(),
         )

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from siltstone.session.archive.records import SavedGroup, SerialRange, ShardSerial
+from siltstone.session.archive.records import SavedGroup, SerialRange
+from siltstone.store.feed.position import Position
 from tests.support.command_line import START_US, CommandLine
 from tests.support.session_commands import SessionCommands
 
@@ -13,7 +14,7 @@ EMPTY = SavedGroup(
     filter="t/#",
     expiry_seconds=3600,
     empty_since_us=START_US,
-    position=(ShardSerial(0, 0),),
+    position=Position({0: 0}),
     done=(SerialRange(0, 1, 2),),
 )
 FULL = replace(EMPTY, name="h", strategy="sticky", empty_since_us=None, done=())
@@ -89,7 +90,7 @@ def test_without_a_broker_a_group_is_moved_here(
     assert siltstone("groups", "reset", TEXT, "--to", to).lines == [f"moved {TEXT}"]
     with filled.archive() as archive:
         assert archive.peek_group("g", "t/#") == replace(
-            EMPTY, position=(ShardSerial(0, serial),), done=(), identity=filled.identity
+            EMPTY, position=Position({0: serial}, filled.identity), done=()
         )
 
 

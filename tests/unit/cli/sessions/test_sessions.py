@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from siltstone.session.archive.records import SavedSession, SavedSubscription, ShardSerial
+from siltstone.session.archive.records import SavedSession, SavedSubscription
+from siltstone.store.feed.position import Position
 from tests.support.archive_builders import WHOLE
 from tests.support.command_line import START_US, CommandLine
 from tests.support.session_commands import SessionCommands
@@ -16,7 +17,7 @@ AWAY = SavedSession(
     away_since_us=START_US,
     dropped=7,
     subscriptions=(SavedSubscription(filter="t/+", qos=1, identifier=3),),
-    position=(ShardSerial(0, 1),),
+    position=Position({0: 1}),
 )
 HERE = SavedSession(client_id="here", connected=True)
 
@@ -154,13 +155,12 @@ def test_without_a_broker_a_session_is_moved_here(
 ) -> None:
     outcome = siltstone("sessions", "move", "away", "--to", to)
     assert outcome.lines == ["moved the session of away"]
-    place = (ShardSerial(0, serial),)
+    place = Position({0: serial})
     with filled.archive() as archive:
         assert archive.peek("away") == replace(
             AWAY,
-            position=place,
+            position=place.of(filled.identity),
             subscriptions=(replace(AWAY.subscriptions[0], since=place),),
-            identity=filled.identity,
         )
 
 

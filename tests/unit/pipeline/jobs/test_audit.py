@@ -15,13 +15,14 @@ from siltstone.pipeline.jobs.audit import (
 from siltstone.pipeline.lake.ledger import Ledger
 from siltstone.pipeline.table import Seam
 from siltstone.scan.offsets import Loss
+from siltstone.store.feed.position import Position
 from siltstone.store.log.read.selection import SlabExtent
 from siltstone.store.slab.manifest import SlabId
 
 SEAM = Seam(
     database="messages",
     lake=PurePath("/lake"),
-    ledger=Ledger(identity="i", slabs={"0/1": 10, "0/2": 5}),
+    ledger=Ledger(position=Position({}, "i"), slabs={"0/1": 10, "0/2": 5}),
     live={},
 )
 
@@ -108,8 +109,7 @@ def losses(
 ) -> list[Loss]:
     """Return what is lost of shard 0, whose slabs the ledger says to have so many rows."""
     ledger = Ledger(
-        identity="i",
-        position={0: position},
+        position=Position({0: position}, "i"),
         slabs={f"0/{generation}": told for generation, _, told in slabs},
     )
     lake = {

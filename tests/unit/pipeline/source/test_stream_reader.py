@@ -18,8 +18,8 @@ from siltstone.errors import SlabDroppedError, UsageError
 from siltstone.fs.publish import replace_file
 from siltstone.pipeline.source.schema import spark_schema
 from siltstone.pipeline.source.stream_reader import SiltstoneStreamReader
-from siltstone.scan.offsets import AT_LATEST, Offsets
 from siltstone.store.database import Database
+from siltstone.store.feed.position import END, Position
 from siltstone.store.slab.manifest import Manifest, SlabId
 from tests.support.builders import NAME, PATH, World, rows_on, settings_of
 from tests.support.pipeline import (
@@ -45,7 +45,7 @@ def _salt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def at(*serials: int, identity: str = IDENTITY) -> dict[str, Any]:
-    return Offsets(dict(enumerate(serials)), identity=identity).to_json()
+    return Position(dict(enumerate(serials)), identity=identity).to_json()
 
 
 def append(database: Database, *topics: str) -> None:
@@ -66,8 +66,8 @@ def test_a_stream_begins_with_the_oldest_row_unless_told_otherwise() -> None:
         append(database, "b")
         database.drop_slab(SlabId(0, 1))
         assert stream_of(world).initialOffset() == at(1)
-        assert stream_of(world, starting=AT_LATEST).initialOffset() == at(2)
-        assert stream_of(world, starting=Offsets({0: 1})).initialOffset() == at(1)
+        assert stream_of(world, starting=END).initialOffset() == at(2)
+        assert stream_of(world, starting=Position({0: 1})).initialOffset() == at(1)
 
 
 def test_micro_batches_follow_the_writer() -> None:
@@ -320,7 +320,7 @@ class TestAnotherDatabase:
                 stream_of(world).partitions(position, at(9))
         with pytest.raises(SlabDroppedError, match=sentence):
             stream_of(world).partitions(at(0, identity=identity), at(3))
-        starting = Offsets({0: 1}, identity=IDENTITY)
+        starting = Position({0: 1}, identity=IDENTITY)
         with pytest.raises(SlabDroppedError, match=sentence):
             stream_of(world, starting=starting).initialOffset()
 
@@ -342,7 +342,7 @@ class TestAnotherDatabase:
             assert topics_between(stream, position, end) == ["d", "e", "f", "g"]
         # A batch of the former one that was planned and not done has no rows any more.
         assert stream.partitions(at(1), at(3)) == []
-        starting = Offsets({0: 1}, identity=IDENTITY)
+        starting = Position({0: 1}, identity=IDENTITY)
         first = stream_of(world, fails_on_loss=False, starting=starting).initialOffset()
         assert first == at(0, identity=identity)
 
@@ -415,7 +415,7 @@ def test_a_stream_has_no_ending_offsets() -> None:
     world = World()
     with world.database():
         # Spark hides an error of the constructor behind one of its own.
-        stream = stream_of(world, ending=Offsets({0: 1}))
+        stream = stream_of(world, ending=Position({0: 1}))
         for ask in (stream.initialOffset, lambda: stream.latestOffset(at(0), ALL)):
             with pytest.raises(UsageError, match="a stream does not end"):
                 ask()

@@ -22,19 +22,22 @@ from siltstone.session.archive.codec import (
     encode_subscription,
 )
 from siltstone.session.archive.records import (
+    NOWHERE,
     SavedGroup,
     SavedReceived,
     SavedSession,
     SavedSubscription,
-    ShardSerial,
 )
+from siltstone.store.feed.position import LATEST, Position
 from tests.support.archive_builders import GROUP, WHOLE
 
-PROGRESS = SavedProgress(WHOLE.position, WHOLE.done, WHOLE.inflight, WHOLE.next_packet_id)
+PROGRESS = SavedProgress(
+    Position(WHOLE.position.serials), WHOLE.done, WHOLE.inflight, WHOLE.next_packet_id
+)
 META = replace(
     WHOLE,
     subscriptions=(),
-    position=(),
+    position=Position({}, WHOLE.identity),
     done=(),
     inflight=(),
     next_packet_id=1,
@@ -58,12 +61,14 @@ def test_every_part_comes_back_as_it_was() -> None:
         "progress": PROGRESS,
         "received": WHOLE.received,
         "message": WHOLE.extra[0],
-        "group": (replace(GROUP, position=(), done=()), 3),
+        "group": (replace(GROUP, position=Position({}, "5eed"), done=()), 3),
     }
 
 
 def test_the_bytes_of_a_session_are_those_of_the_format() -> None:
-    session = SavedSession(client_id="c", user="u", connected=True, run=2, dropped=1, identity="5e")
+    session = SavedSession(
+        client_id="c", user="u", connected=True, run=2, dropped=1, position=Position({}, "5e")
+    )
     assert encode_session(session, 9).hex(" ") == (
         "02 00 00 00 00 00 00 00 09 00 00 00 01 63 00 00 00 01 75 01 05 ff ff ff ff "
         "00 00 00 00 00 00 00 02 00 00 00 00 00 00 00 01 00 00 00 00 00 00 00 00 "
@@ -74,8 +79,8 @@ def test_the_bytes_of_a_session_are_those_of_the_format() -> None:
 def test_what_an_earlier_version_saved_has_no_identity() -> None:
     session, group = encode_session(META, 3), encode_group(GROUP, 3)
     assert (session[-4:], group[-4:]) == (b"5eed", b"5eed")
-    assert decode_session(b"\x01" + session[1:-8]) == (replace(META, identity=""), 3)
-    without = replace(GROUP, position=(), done=(), identity="")
+    assert decode_session(b"\x01" + session[1:-8]) == (replace(META, position=NOWHERE), 3)
+    without = replace(GROUP, position=NOWHERE, done=())
     assert decode_group(b"\x01" + group[1:-8]) == (without, 3)
 
 
@@ -87,7 +92,7 @@ def test_the_bytes_of_a_subscription_are_those_of_the_format() -> None:
         retain_as_published=True,
         retain_handling=2,
         identifier=7,
-        since=(ShardSerial(1, 2),),
+        since=Position({1: 2}),
     )
     assert encode_subscription(subscription).hex(" ") == (
         "01 00 00 00 01 61 2d 00 00 00 07 00 00 00 01 00 00 00 01 00 00 00 00 00 00 00 02"
@@ -111,6 +116,12 @@ def test_what_is_cut_short_or_has_bytes_to_spare_is_damaged(kind: str) -> None:
         decode(data + b"\x00")
 
 
+def test_a_position_that_names_a_shard_twice_is_damaged() -> None:
+    data = encode_progress(PROGRESS).replace(bytes([0, 0, 0, 3]), bytes(4), 1)
+    with pytest.raises(CorruptionError, match="names a shard twice"):
+        decode_progress(data)
+
+
 def test_a_text_that_is_none_is_damaged() -> None:
     data = encode_group(SavedGroup(name="g", filter="f"), 1).replace(b"g", b"\xff")
     with pytest.raises(CorruptionError, match="has invalid UTF-8"):
@@ -121,4 +132,4 @@ def test_numbers_that_do_not_fit_are_an_error_of_the_call() -> None:
     with pytest.raises(UsageError, match="out of range"):
         encode_received((SavedReceived(65_536),))
     with pytest.raises(UsageError, match="out of range"):
-        encode_progress(PROGRESS._replace(position=(ShardSerial(-1, 0),)))
+        encode_progress(PROGRESS._replace(position=Position({0: LATEST})))

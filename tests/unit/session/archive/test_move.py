@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from siltstone.session.archive.move import find_place, move_group, move_session
-from siltstone.session.archive.records import RELEASED, SavedInflight, ShardSerial
+from siltstone.session.archive.records import RELEASED, SavedInflight
+from siltstone.store.feed.position import Position
 from siltstone.store.log.read.pieces import Row
 from tests.support.archive_builders import GROUP, WHOLE, ArchiveWorld
 from tests.support.builders import NOW_US, World
 
-PLACE = (ShardSerial(0, 2), ShardSerial(3, 0))
+PLACE = Position({0: 2, 3: 0})
 
 
 @pytest.mark.parametrize(
@@ -32,9 +33,8 @@ def test_a_place_is_the_beginning_the_end_or_the_first_frame_of_a_time(
             for _ in range(2):
                 database.append([Row("t", b"x")]).wait()
             world.clock.advance(10)
-        assert find_place(database.feed_source(), place) == (  # type: ignore[arg-type]
-            ShardSerial(0, serial),
-        )
+        found = find_place(database.feed_source(), place)  # type: ignore[arg-type]
+        assert found == Position({0: serial})
 
 
 def test_a_session_that_is_moved_has_its_subscriptions_and_what_it_must_release() -> None:
@@ -44,7 +44,7 @@ def test_a_session_that_is_moved_has_its_subscriptions_and_what_it_must_release(
         owned.save()
         assert world.restart().peek("client/1") == replace(
             WHOLE,
-            position=PLACE,
+            position=PLACE.of(WHOLE.identity),
             done=(),
             inflight=(SavedInflight(1, 3, 1 << 40, 2 | RELEASED),),
             extra=(),
@@ -57,4 +57,6 @@ def test_a_group_that_is_moved_has_nothing_done() -> None:
         owned = world.archive.create_group(GROUP)
         move_group(owned, PLACE)
         owned.save()
-        assert world.restart().peek_group("g", "a/+") == replace(GROUP, position=PLACE, done=())
+        assert world.restart().peek_group("g", "a/+") == replace(
+            GROUP, position=PLACE.of(GROUP.identity), done=()
+        )

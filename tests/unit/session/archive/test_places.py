@@ -3,7 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from siltstone.session.archive.places import Page, sessions_before
-from siltstone.session.archive.records import SavedSession, ShardSerial
+from siltstone.session.archive.records import SavedSession
+from siltstone.store.feed.position import Position
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.slab.identity import DatabaseIdentity
 from tests.support.archive_builders import ArchiveWorld
@@ -12,7 +13,7 @@ ORIGIN = DatabaseIdentity("here", identified=True)
 
 
 def session(client_id: str, *serials: int) -> SavedSession:
-    position = tuple(ShardSerial(shard, serial) for shard, serial in enumerate(serials))
+    position = Position(dict(enumerate(serials)))
     return SavedSession(client_id=client_id, position=position)
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from siltstone.session.archive.records import DUP, NOT_STORED, RELEASED, SavedInflight
 from siltstone.session.archive.start_over import StartOver, group_in, session_in
+from siltstone.store.feed.position import START, Position
 from siltstone.store.slab.identity import DatabaseIdentity
 from tests.support.archive_builders import GROUP, WHOLE, ArchiveWorld
 
@@ -19,9 +20,8 @@ INFLIGHT = (
 SESSION = replace(WHOLE, inflight=INFLIGHT, unclean=True)
 STARTED = replace(
     SESSION,
-    identity="0the",
-    subscriptions=tuple(replace(one, since=()) for one in WHOLE.subscriptions),
-    position=(),
+    subscriptions=tuple(replace(one, since=START) for one in WHOLE.subscriptions),
+    position=Position({}, "0the"),
     done=(),
     inflight=(
         SavedInflight(3, NOT_STORED, 0, 1 | DUP),
@@ -31,7 +31,7 @@ STARTED = replace(
     ),
     unclean=False,
 )
-GIVEN_UP = StartOver("5eed", sum(place.serial for place in WHOLE.position), 2)
+GIVEN_UP = StartOver("5eed", sum(WHOLE.position.serials.values()), 2)
 
 
 def test_in_its_own_database_a_session_stands_where_it_was_saved() -> None:
@@ -40,8 +40,8 @@ def test_in_its_own_database_a_session_stands_where_it_was_saved() -> None:
 
 
 def test_what_an_earlier_version_saved_belongs_to_a_database_that_is_as_old() -> None:
-    assert session_in(replace(SESSION, identity=""), OLD) == (SESSION, None)
-    assert group_in(replace(GROUP, identity=""), OLD) == (GROUP, None)
+    assert session_in(replace(SESSION, position=SESSION.position.of("")), OLD) == (SESSION, None)
+    assert group_in(replace(GROUP, position=GROUP.position.of("")), OLD) == (GROUP, None)
 
 
 def test_in_another_database_a_session_starts_at_the_beginning() -> None:
@@ -50,7 +50,10 @@ def test_in_another_database_a_session_starts_at_the_beginning() -> None:
 
 def test_what_an_earlier_version_saved_starts_over_in_a_later_database() -> None:
     given_up = replace(GIVEN_UP, former="")
-    assert session_in(replace(SESSION, identity=""), OTHER) == (STARTED, given_up)
+    assert session_in(replace(SESSION, position=SESSION.position.of("")), OTHER) == (
+        STARTED,
+        given_up,
+    )
 
 
 def test_what_is_in_no_store_and_was_not_sent_is_not_a_duplicate() -> None:
@@ -59,7 +62,7 @@ def test_what_is_in_no_store_and_was_not_sent_is_not_a_duplicate() -> None:
 
 
 def test_in_another_database_a_group_starts_at_the_beginning() -> None:
-    started = replace(GROUP, since=(), position=(), done=(), identity="0the")
+    started = replace(GROUP, since=START, position=Position({}, "0the"), done=())
     assert group_in(GROUP, OTHER) == (started, StartOver("5eed", 10, 0))
 
 
@@ -80,7 +83,7 @@ def test_a_session_that_was_taken_is_saved_whole_where_it_starts() -> None:
 def test_a_group_that_was_taken_is_saved_whole_where_it_starts() -> None:
     world = ArchiveWorld(origin=SAME)
     world.archive.create_group(GROUP)
-    started = replace(GROUP, since=(), position=(), done=(), identity="0the")
+    started = replace(GROUP, since=START, position=Position({}, "0the"), done=())
     archive = world.restart(origin=OTHER)
     assert archive.peek_group(GROUP.name, GROUP.filter) == started
     taken = archive.take_group(GROUP.name, GROUP.filter)

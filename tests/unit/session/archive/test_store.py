@@ -10,7 +10,6 @@ from siltstone.session.archive.records import (
     SavedSession,
     SavedSubscription,
     SavedWill,
-    ShardSerial,
 )
 from siltstone.session.archive.store import (
     AwayFilter,
@@ -19,6 +18,7 @@ from siltstone.session.archive.store import (
     SessionArchive,
     SessionSummary,
 )
+from siltstone.store.feed.position import Position
 from tests.support.archive_builders import GROUP, SECOND_US, WHOLE, ArchiveWorld, away
 from tests.support.tx_builders import World
 
@@ -98,7 +98,7 @@ class TestTaking:
     def test_what_the_former_owner_saved_last_is_seen(self) -> None:
         with ArchiveWorld() as world:
             former = world.archive.create(away("c"))
-            former.put_progress(position=(ShardSerial(0, 5),))
+            former.put_progress(position=Position({0: 5}))
             former.save_later()
             taken = world.archive.take("c")
             assert taken is not None
@@ -266,7 +266,9 @@ class TestGroups:
             taken = world.restart().take_group("g", "a/+")
             assert taken is not None
             assert taken.state == GROUP
-            new = replace(GROUP, position=(), done=(), expiry_seconds=NEVER_EXPIRES)
+            new = replace(
+                GROUP, position=Position({}, GROUP.identity), done=(), expiry_seconds=NEVER_EXPIRES
+            )
             owned = world.archive.create_group(new)
             assert owned.serial > taken.serial > former.serial
             assert world.archive.peek_group("g", "a/+") == new
@@ -276,7 +278,7 @@ class TestGroups:
         with ArchiveWorld() as world:
             for name in ("b", "a", "c"):
                 world.archive.create_group(replace(GROUP, name=name))
-            bare = replace(GROUP, position=(), done=())
+            bare = replace(GROUP, position=Position({}, GROUP.identity), done=())
             assert world.archive.list_groups("", 2) == [
                 replace(bare, name="a"),
                 replace(bare, name="b"),

@@ -12,7 +12,6 @@ from siltstone.session.archive.records import (
     SavedSession,
     SavedSubscription,
     SerialRange,
-    ShardSerial,
 )
 from siltstone.session.durable.lag import (
     Lag,
@@ -24,6 +23,7 @@ from siltstone.session.durable.lag import (
 )
 from siltstone.store.database import Database
 from siltstone.store.feed.pool import Source
+from siltstone.store.feed.position import Position
 from siltstone.store.log.read.pieces import Row
 from tests.support.builders import NOW_US, World
 
@@ -63,8 +63,8 @@ def lag(serials: list[int], *, is_more: bool = False) -> Lag:
     ("changes", "serials"),
     [
         ({}, [0, 2, 4, 5, 6]),
-        ({"position": (ShardSerial(0, 2),)}, [2, 4, 5, 6]),
-        ({"position": (ShardSerial(0, 9),)}, []),
+        ({"position": Position({0: 2})}, [2, 4, 5, 6]),
+        ({"position": Position({0: 9})}, []),
         ({"done": (SerialRange(0, 0, 3), SerialRange(0, 6, 7))}, [4, 5]),
         ({"subscriptions": ()}, []),
         ({"subscriptions": (SavedSubscription(filter="#", qos=0),)}, []),
@@ -77,7 +77,7 @@ def lag(serials: list[int], *, is_more: bool = False) -> Lag:
         (
             {
                 "subscriptions": (
-                    SavedSubscription(filter="t/0", qos=1, since=(ShardSerial(0, 4),)),
+                    SavedSubscription(filter="t/0", qos=1, since=Position({0: 4})),
                     SavedSubscription(filter="t/1", qos=1),
                 )
             },
@@ -123,7 +123,7 @@ def test_a_group_is_behind_by_all_that_its_filter_matches(database: Database) ->
     source = database.feed_source()
     assert group_lag(source, group, NOW_US) == lag([0, 1, 2, 4, 5, 6])
     assert group_lag(source, group, NOW_US, count_max=2) == lag([0, 1], is_more=True)
-    moved = replace(group, position=(ShardSerial(0, 1),), done=(SerialRange(0, 2, 5),))
+    moved = replace(group, position=Position({0: 1}), done=(SerialRange(0, 2, 5),))
     assert group_lag(source, moved, END_US + 60 * SECOND) == lag([1, 6])
 
 
@@ -136,7 +136,7 @@ def test_rows_that_retention_took_are_counted_for_a_session_that_had_a_place() -
                 database.seal()
         database.drop_slab(database.slabs()[0].slab)
         source = database.feed_source()
-        placed = replace(SESSION, position=(ShardSerial(0, 1),))
+        placed = replace(SESSION, position=Position({0: 1}))
         found = [session_lag(source, saved, END_US) for saved in (placed, SESSION)]
     assert [(each.messages, each.gone) for each in found] == [(1, 2), (1, 0)]
 
@@ -159,7 +159,7 @@ def test_another_process_counts_the_rows_of_all_generations(generations: Source)
     counted = Lag(6, 6, NOW_US, is_more=False)
     assert session_lag(generations, SESSION, END_US) == counted
     assert group_lag(generations, SavedGroup(name="g", filter="t/+"), END_US) == counted
-    placed = replace(SESSION, position=(ShardSerial(0, 5),))
+    placed = replace(SESSION, position=Position({0: 5}))
     assert session_lag(generations, placed, END_US).messages == 1
     assert session_lag(generations, SESSION, END_US, count_max=3) == Lag(3, 3, NOW_US, is_more=True)
 
@@ -168,9 +168,9 @@ def test_another_process_counts_the_rows_of_all_generations(generations: Source)
     ("changes", "first"),
     [
         ({}, 0),
-        ({"position": (ShardSerial(0, 1),)}, 2),
+        ({"position": Position({0: 1})}, 2),
         ({"done": (SerialRange(0, 0, 3),)}, 4),
-        ({"position": (ShardSerial(0, 1),), "inflight": (SavedInflight(1, 0, 1, 1),)}, 1),
+        ({"position": Position({0: 1}), "inflight": (SavedInflight(1, 0, 1, 1),)}, 1),
         ({"subscriptions": (), "inflight": (SavedInflight(1, NOT_STORED, 0, 1),)}, 6),
         ({"subscriptions": (SavedSubscription(filter="$share/g/#", qos=1),)}, 6),
         ({"subscriptions": (SavedSubscription(filter="none", qos=1),)}, 6),

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from siltstone.session.archive.records import SerialRange, ShardSerial
+from siltstone.session.archive.records import SerialRange
 from siltstone.session.durable.progress import Progress
-from siltstone.session.durable.saved_progress import done_of, places, position_of, restore_progress
+from siltstone.session.durable.saved_progress import done_of, position_of, restore_progress
+from siltstone.store.feed.position import Position
 
 
 def test_what_is_saved_of_progress_is_restored() -> None:
     progress = Progress()
-    position = (ShardSerial(0, 5), ShardSerial(2, 0))
+    position = Position({0: 5, 2: 0})
     done = (SerialRange(0, 6, 8), SerialRange(0, 9, 10), SerialRange(2, 1, 2))
     restore_progress(progress, position, done)
     assert (position_of(progress), done_of(progress)) == (position, done)
@@ -26,9 +27,5 @@ def test_rows_that_are_done_are_joined_where_they_follow_each_other_in_a_shard()
 
 def test_what_is_done_of_a_shard_without_a_place_is_left_out() -> None:
     progress = Progress()
-    restore_progress(progress, (ShardSerial(0, 1),), (SerialRange(3, 1, 2),))
-    assert (position_of(progress), done_of(progress)) == ((ShardSerial(0, 1),), ())
-
-
-def test_places_are_in_order_of_shards() -> None:
-    assert places({3: 1, 0: 2}) == (ShardSerial(0, 2), ShardSerial(3, 1))
+    restore_progress(progress, Position({0: 1}), (SerialRange(3, 1, 2),))
+    assert (position_of(progress), done_of(progress)) == (Position({0: 1}), ())

@@ -18,12 +18,12 @@ from siltstone.session.archive.records import (
     SavedSession,
     SavedSubscription,
     SerialRange,
-    ShardSerial,
 )
 from siltstone.session.durable.progress import Progress
 from siltstone.session.durable.session import Durable, new_session
 from siltstone.session.sending.delivery import Delivery, Loan
 from siltstone.session.sending.outbox import Outbox
+from siltstone.store.feed.position import Position
 from siltstone.topic.grammar import TopicFilter
 from tests.support.archive_builders import ArchiveWorld
 from tests.support.feed_rows import WALL_US, rows
@@ -126,7 +126,7 @@ def packets(receiver: Receiver) -> list[tuple[bytes, int, int] | Ack]:
 
 SUBSCRIBED = SavedSession(
     client_id="c",
-    position=(ShardSerial(0, 0),),
+    position=Position({0: 0}),
     subscriptions=(SavedSubscription(filter="#", qos=2),),
 )
 
@@ -140,7 +140,7 @@ def test_a_new_session_begins_at_the_ends_of_all_shards() -> None:
         expiry_seconds=9,
         connected=True,
         run=3,
-        position=(ShardSerial(0, 5), ShardSerial(1, 7)),
+        position=Position({0: 5, 1: 7}),
     )
 
 
@@ -166,7 +166,7 @@ class TestSubscriptions:
                 retain_as_published=True,
                 retain_handling=2,
                 identifier=268_435_455,
-                since=(ShardSerial(0, 12),),
+                since=Position({0: 12}),
             ),
         )
         [restored] = desk.again().durable.subscriptions()
@@ -179,7 +179,7 @@ class TestSubscriptions:
         desk.ends = {0: 12}
         desk.subscribe("a", 2)
         [found] = desk.saved().subscriptions
-        assert (found.qos, found.since) == (2, (ShardSerial(0, 0),))
+        assert (found.qos, found.since) == (2, Position({0: 0}))
 
     def test_one_that_is_made_after_it_was_dropped_does(self) -> None:
         desk = Desk()
@@ -189,7 +189,7 @@ class TestSubscriptions:
         assert desk.saved().subscriptions == ()
         desk.ends = {0: 12}
         desk.subscribe("a")
-        assert desk.saved().subscriptions[0].since == (ShardSerial(0, 12),)
+        assert desk.saved().subscriptions[0].since == Position({0: 12})
 
     def test_mqtt_3_8_4_4_what_has_waited_is_sent_though_less_is_asked_for_now(self) -> None:
         desk = Desk(SUBSCRIBED)
@@ -277,7 +277,7 @@ class TestLeaving:
         desk.outbox.acknowledge(PUBACK, [3], NOW)
         state = desk.away()
         assert (state.position, state.done, state.next_packet_id) == (
-            (ShardSerial(0, 0),),
+            Position({0: 0}),
             (SerialRange(0, 1, 2),),
             4,
         )
@@ -414,7 +414,7 @@ class TestUnsubscribing:
         desk.durable.narrow()
         desk.outbox.acknowledge(PUBACK, [2], NOW)
         assert packets(receiver) == [(b"0", 1, 2), (b"2", 1, 3)]
-        assert desk.saved().position == (ShardSerial(0, 2),)
+        assert desk.saved().position.serials == {0: 2}
 
     def test_mqtt_3_10_4_3_what_is_in_flight_is_finished_on_the_next_connection(self) -> None:
         desk = Desk()

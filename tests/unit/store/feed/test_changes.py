@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from siltstone.errors import ClosedError, SlabDroppedError, UsageError
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.reader import Change, FeedRead, FeedReader
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.slab.manifest import SlabId
@@ -137,7 +137,7 @@ def test_a_saved_position_continues_after_the_last_change_also_in_the_middle_of_
             saved = read(feed).position.to_bytes()
         world.reopen()
         world.write("e", b"v")
-        with world.database.feed(position=FeedPosition.from_bytes(saved)) as feed:
+        with world.database.feed(position=Position.from_bytes(saved)) as feed:
             assert [change[0] for change in take(feed, 2)] == ["d", "e"]
 
 
@@ -241,7 +241,7 @@ class TestRefused:
             other.write("a", b"1")
             with pytest.raises(SlabDroppedError, match="belongs to an earlier database"):
                 other.database.feed(position=one.database.end_position())
-            later = FeedPosition({0: 2}, one.database.end_position().identity)
+            later = Position({0: 2}, one.database.end_position().identity)
             with pytest.raises(UsageError, match="after the last row"):
                 one.database.feed(position=later)
 

@@ -10,7 +10,7 @@ import pytest
 from siltstone.errors import ClosedError, InvalidTopicError, SlabDroppedError, UsageError
 from siltstone.fs.publish import replace_file
 from siltstone.store.database import Database
-from siltstone.store.feed.position import NEVER, FeedPosition
+from siltstone.store.feed.position import EARLIEST, END, LATEST, NEVER, START, Position
 from siltstone.store.feed.reader import FeedReader
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.slab.manifest import Manifest, SlabId
@@ -64,7 +64,7 @@ def test_a_feed_goes_on_at_a_saved_position() -> None:
             append(database, f"a/{number}")
         with database.feed() as feed:
             take(feed, 2)
-        saved = FeedPosition.from_bytes(feed.position.to_bytes())
+        saved = Position.from_bytes(feed.position.to_bytes())
         with database.feed(position=saved) as feed:
             rest = take(feed, 5 - saved.serial(0))
         assert rest == [f"a/{number}" for number in range(saved.serial(0), 5)]
@@ -74,6 +74,20 @@ def test_a_feed_may_begin_with_what_comes() -> None:
     with new_database() as database:
         append(database, "old")
         with database.feed(position=database.end_position()) as feed:
+            append(database, "new")
+            assert take(feed, 1) == ["new"]
+
+
+def test_a_feed_may_begin_at_a_word() -> None:
+    with new_database() as database:
+        append(database, "old")
+        for position in (START, Position({0: EARLIEST})):
+            with database.feed(position=position) as feed:
+                assert take(feed, 1) == ["old"]
+        for position in (END, Position({0: LATEST})):
+            with database.feed(position=position) as feed:
+                assert feed.position == database.end_position()
+        with database.feed(position=END) as feed:
             append(database, "new")
             assert take(feed, 1) == ["new"]
 
@@ -123,10 +137,10 @@ def test_an_iterator_that_begins_at_a_time_does_so_as_a_feed() -> None:
         ("a/#/b", {}, InvalidTopicError),
         ("a", {"credit": 0}, UsageError),
         ("iterator", {"since_us": 5}, UsageError),
-        ("iterator", {"position": FeedPosition({})}, UsageError),
+        ("iterator", {"position": Position({})}, UsageError),
         # Of another database.
-        ("a", {"position": FeedPosition({0: 2})}, UsageError),
-        ("a", {"position": FeedPosition({0: 1, 7: 1})}, UsageError),
+        ("a", {"position": Position({0: 2})}, UsageError),
+        ("a", {"position": Position({0: 1, 7: 1})}, UsageError),
     ],
 )
 def test_what_cannot_be_fed_is_refused(
@@ -156,7 +170,7 @@ def test_what_a_dropped_slab_took_is_told_with_the_next_rows() -> None:
         database.seal()
         append(database, "b")
         database.drop_slab(SlabId(0, 1))
-        with database.feed(position=FeedPosition({0: 1})) as feed:
+        with database.feed(position=Position({0: 1})) as feed:
             read = feed.next(WAIT)
         assert read is not None
         assert (read.lost, [row.topic for row in read.rows()]) == (2, ["b"])
@@ -168,10 +182,10 @@ def test_loss_is_told_where_no_row_follows() -> None:
         database.seal()
         append(database, "b")
         database.drop_slab(SlabId(0, 1))
-        with database.feed("a", position=FeedPosition({0: 1})) as feed:
+        with database.feed("a", position=Position({0: 1})) as feed:
             read = feed.next(WAIT)
         assert read is not None
-        behind = FeedPosition({0: 4}, database.identity)
+        behind = Position({0: 4}, database.identity)
         assert (read.lost, read.rows(), read.position) == (2, [], behind)
 
 
@@ -186,17 +200,17 @@ def test_a_position_of_a_dropped_database_is_refused_by_its_successor() -> None:
     with world.database() as database:
         append(database, "a", "a")
         append(database, "b")
-        for position in (FeedPosition.from_bytes(saved), FeedPosition({0: 2}, "")):
+        for position in (Position.from_bytes(saved), Position({0: 2}, "")):
             with pytest.raises(SlabDroppedError, match="belongs to an earlier database"):
                 database.feed(position=position)
         with pytest.raises(
             SlabDroppedError, match=f"position={former} database={database.identity}"
         ):
-            database.feed(position=FeedPosition.from_bytes(saved))
+            database.feed(position=Position.from_bytes(saved))
         # Nothing is skipped by one that was made by hand, or stands at the beginning.
-        with database.feed(position=FeedPosition({0: 2})) as feed:
+        with database.feed(position=Position({0: 2})) as feed:
             assert take(feed, 1) == ["b"]
-        with database.feed(position=FeedPosition({}, former)) as feed:
+        with database.feed(position=Position({}, former)) as feed:
             assert take(feed, 3) == ["a", "a", "b"]
 
 
@@ -208,9 +222,9 @@ def test_a_position_that_an_earlier_version_saved_goes_on_in_its_database() -> N
     path = PATH / "data" / NAME / "manifest"
     old = replace(Manifest.decode(world.fs.read(path), path), identified=False)
     replace_file(world.fs, path, old.encode())
-    with world.database() as database, database.feed(position=FeedPosition({0: 1}, "")) as feed:
+    with world.database() as database, database.feed(position=Position({0: 1}, "")) as feed:
         assert take(feed, 1) == ["b"]
-        assert feed.position == FeedPosition({0: 2}, database.identity)
+        assert feed.position == Position({0: 2}, database.identity)
 
 
 @pytest.mark.parametrize("wanted", [[], (), iter(())])

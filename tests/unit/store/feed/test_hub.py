@@ -8,7 +8,7 @@ from siltstone.errors import CorruptionError, UsageError
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
 from siltstone.store.feed.pool import ReadJob
-from siltstone.store.feed.position import START, FeedPosition
+from siltstone.store.feed.position import START, Position
 from siltstone.store.feed.settings import FeedSettings
 from tests.support.feed_builders import HubByHand, RowsInMemory, parsed
 
@@ -77,11 +77,11 @@ class TestLive:
         assert hand.got == {"all": [(1, 0)]}
         hand.read()
         assert hand.got == {"all": [(1, 0), (0, 0)]}
-        assert feed.position() == FeedPosition({0: 1, 1: 1})
+        assert feed.position() == Position({0: 1, 1: 1})
 
     def test_shards_that_are_new_are_read_from_where_a_feed_began(self) -> None:
         hand = HubByHand("a")
-        feed = hand.add("all", "#", at=FeedPosition({0: 1, 2: 1}))
+        feed = hand.add("all", "#", at=Position({0: 1, 2: 1}))
         hand.source.topics += [[], []]
         hand.announce("x", shard=1)
         hand.commit("y", "z", shard=2)
@@ -94,7 +94,7 @@ class TestLive:
 
     def test_a_position_beyond_the_end_is_waited_for(self) -> None:
         hand = HubByHand("a")
-        feed = hand.add("all", "#", at=FeedPosition({0: 3}))
+        feed = hand.add("all", "#", at=Position({0: 3}))
         hand.announce("a", "a", "a", "a")
         assert hand.serials("all") == [3, 4]
         assert feed.serials() == {0: 5}
@@ -165,7 +165,7 @@ class TestCatchUp:
         hand = HubByHand(*"aaaaaa", read_rows=4)
         hand.add("early", "a", credit=1000)
         hand.read()
-        hand.add("late", "a", at=FeedPosition({0: 2}))
+        hand.add("late", "a", at=Position({0: 2}))
         hand.read_all()
         assert (hand.serials("early"), hand.serials("late")) == ([0, 1, 2, 3, 4, 5], [2, 3, 4, 5])
         assert hand.source.reads == [(0, 0, ["a"]), (0, 4, ["a"])]
@@ -173,7 +173,7 @@ class TestCatchUp:
     def test_feeds_at_different_places_take_turns(self) -> None:
         hand = HubByHand(*"a" * 100, read_rows=10, held_bytes=0)
         hand.add("first", "a")
-        hand.add("second", "a", at=FeedPosition({0: 50}))
+        hand.add("second", "a", at=Position({0: 50}))
         for _ in range(7):
             hand.read()
         assert [start for _, start, _ in hand.source.reads] == [0, 10, 50, 20, 60, 30, 70]
@@ -215,7 +215,7 @@ class TestCatchUp:
         hand.announce("b")
         hand.add("between", "none", at=hand.now())
         hand.announce("c")
-        hand.add("second", "#", at=FeedPosition({0: 1}))
+        hand.add("second", "#", at=Position({0: 1}))
         hand.read_all()
         assert (hand.serials("second"), hand.source.reads) == ([1, 2], [(0, 1, ["#"])])
 
@@ -256,7 +256,7 @@ class TestCredit:
     def test_who_has_little_credit_lets_others_go_first_once(self) -> None:
         hand = HubByHand(*"a" * 40, read_rows=1, held_bytes=0)
         poor = hand.add("poor", "a", credit=8)
-        rich = hand.add("rich", "a", at=FeedPosition({0: 20}), credit=8)
+        rich = hand.add("rich", "a", at=Position({0: 20}), credit=8)
         hand.read_all()
         hand.source.reads.clear()
         hand.hub.grant(poor, 1)
@@ -334,7 +334,7 @@ class TestEnds:
     def test_what_a_dropped_slab_took_is_told_once(self) -> None:
         hand = HubByHand(*"aaaaaa")
         hand.source.dropped = 4
-        feed = hand.add("x", "a", at=FeedPosition({0: 1}))
+        feed = hand.add("x", "a", at=Position({0: 1}))
         hand.read_all()
         assert [dispatch.lost for dispatch in hand.dispatches] == [[(feed, 3)]]
         assert (hand.serials("x"), feed.gaps) == ([4, 5], 3)
@@ -349,7 +349,7 @@ class TestEnds:
     def test_a_feed_that_was_placed_before_the_first_row_has_lost_all_that_is_gone(self) -> None:
         hand = HubByHand(*"aaaaaa")
         hand.source.dropped = 4
-        feed = hand.add("x", "a", at=FeedPosition({0: 0}))
+        feed = hand.add("x", "a", at=Position({0: 0}))
         hand.read_all()
         assert [dispatch.lost for dispatch in hand.dispatches] == [[(feed, 4)]]
         assert (hand.serials("x"), feed.gaps) == ([4, 5], 4)
@@ -357,14 +357,14 @@ class TestEnds:
     def test_loss_is_told_also_where_no_row_follows(self) -> None:
         hand = HubByHand(*"aaab")
         hand.source.dropped = 3
-        feed = hand.add("x", "a", at=FeedPosition({0: 1}))
+        feed = hand.add("x", "a", at=Position({0: 1}))
         hand.read_all()
         assert [(each.shares, each.lost) for each in hand.dispatches] == [([], [(feed, 2)])]
 
     def test_what_cannot_be_read_ends_those_who_stand_there(self) -> None:
         hand = HubByHand(*"aaaa")
         broken = hand.add("broken", "a")
-        ahead = hand.add("ahead", "a", at=FeedPosition({0: 2}))
+        ahead = hand.add("ahead", "a", at=Position({0: 2}))
         error = CorruptionError("the frame does not match its checksum", path=PurePath("x"))
         hand.source.error = error
         hand.read()

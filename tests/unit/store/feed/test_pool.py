@@ -7,7 +7,7 @@ import pytest
 
 from siltstone.errors import CorruptionError
 from siltstone.store.feed.pool import Feed, FilterGroup, Held, ReadJob, ShardFeeds, wanted_rows
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.settings import FeedSettings
 from tests.support.feed_builders import RowsInMemory, batch_of, parsed
 
@@ -17,7 +17,7 @@ def group_of(*filters: str) -> FilterGroup:
 
 
 def feed_at(place: int) -> Feed:
-    feed = Feed(group_of("#"), FeedPosition({0: place}), 1, place)
+    feed = Feed(group_of("#"), Position({0: place}), 1, place)
     feed.add_shard()
     return feed
 
@@ -33,13 +33,13 @@ def held(start: int, stop: int, size_bytes: int = 1) -> Held:
 
 
 def test_a_live_feed_stands_where_the_hub_does() -> None:
-    feed = Feed(group_of("#"), FeedPosition({0: 3, 1: 7}), 1, None)
+    feed = Feed(group_of("#"), Position({0: 3, 1: 7}), 1, None)
     feed.add_shard()
     feed.add_shard()
     feed.ends = [5, 5]
     assert feed.serials() == {0: 3, 1: 7}
     feed.live = [True, True]
-    assert feed.position() == FeedPosition({0: 5, 1: 7})
+    assert feed.position() == Position({0: 5, 1: 7})
     assert (feed.is_live(0), feed.place(0)) == (True, 5)
 
 

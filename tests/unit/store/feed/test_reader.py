@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from siltstone.errors import ClosedError, DiskError, UsageError
-from siltstone.store.feed.position import START, FeedPosition
+from siltstone.store.feed.position import START, Position
 from siltstone.store.feed.reader import FeedRead, FeedReader
 from tests.support.builders import PATH
 from tests.support.feed_builders import batch_of
@@ -11,7 +11,7 @@ from tests.support.feed_builders import batch_of
 
 def read_of(first: int, stop: int) -> FeedRead:
     batch = batch_of(0, range(first, stop), ["a"] * (stop - first), stop)
-    return FeedRead(position=FeedPosition({0: stop}), lost=0, batch=batch, picked=None)
+    return FeedRead(position=Position({0: stop}), lost=0, batch=batch, picked=None)
 
 
 def reader_with(*reads: FeedRead) -> tuple[FeedReader, list[int]]:
@@ -28,8 +28,8 @@ def test_reads_come_in_order_and_move_the_position() -> None:
     first, second = read_of(0, 2), read_of(2, 5)
     reader, _ = reader_with(first, second)
     assert reader.position == START
-    assert (reader.next(), reader.position) == (first, FeedPosition({0: 2}))
-    assert (reader.next(), reader.position) == (second, FeedPosition({0: 5}))
+    assert (reader.next(), reader.position) == (first, Position({0: 2}))
+    assert (reader.next(), reader.position) == (second, Position({0: 5}))
     assert reader.next(timeout=0) is None
 
 
@@ -42,15 +42,15 @@ def test_a_read_has_as_many_rows_as_were_picked() -> None:
 def test_credit_comes_back_for_all_that_was_acknowledged() -> None:
     reads = [read_of(0, 2), read_of(2, 5), read_of(5, 6)]
     reader, granted = reader_with(*reads)
-    reader.ack(FeedPosition({0: 5}))
+    reader.ack(Position({0: 5}))
     assert granted == []
     for _ in reads:
         reader.next()
-    reader.ack(FeedPosition({0: 1}))
+    reader.ack(Position({0: 1}))
     assert granted == []
-    reader.ack(FeedPosition({0: 5}))
-    reader.ack(FeedPosition({0: 5}))
-    reader.ack(FeedPosition({0: 6}))
+    reader.ack(Position({0: 5}))
+    reader.ack(Position({0: 5}))
+    reader.ack(Position({0: 6}))
     assert granted == [5, 1]
 
 
@@ -107,7 +107,7 @@ def test_a_reader_that_nobody_runs_gives_credit_to_nobody() -> None:
     reader = FeedReader(START)
     reader.put(read_of(0, 1))
     reader.next()
-    reader.ack(FeedPosition({0: 1}))
+    reader.ack(Position({0: 1}))
     reader.close()
     with pytest.raises(UsageError):
         reader.next()

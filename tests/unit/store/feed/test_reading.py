@@ -8,7 +8,7 @@ from siltstone.errors import ClosedError, CorruptionError
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.database import Database
 from siltstone.store.feed.pool import Found
-from siltstone.store.feed.position import FeedPosition
+from siltstone.store.feed.position import Position
 from siltstone.store.feed.reading import StoreSource
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.log.read.pieces import Row
@@ -243,7 +243,7 @@ def test_a_time_is_the_place_of_the_first_frame_that_reaches_it() -> None:
     world = World()
     with world.database(shards=2, shard_by="topic") as database:
         source = database.feed_source()
-        assert source.position_at(0) == FeedPosition({0: 0, 1: 0})
+        assert source.position_at(0) == Position({0: 0, 1: 0})
         for _ in range(3):
             world.clock.advance(1)
             append(database, "a", "a")

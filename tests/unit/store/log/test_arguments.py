@@ -81,7 +81,7 @@ def calls(database: Database, wrong: Any) -> dict[str, Any]:
         "feed credit": lambda: database.feed(credit=wrong),
         "stream bytes": lambda: StreamRef.from_bytes(wrong),
         "iterator bytes": lambda: StreamIterator.from_bytes(wrong),
-        "position bytes": lambda: siltstone.FeedPosition.from_bytes(wrong),
+        "position bytes": lambda: siltstone.Position.from_bytes(wrong),
         "open": lambda: siltstone.open(wrong),
     }
 

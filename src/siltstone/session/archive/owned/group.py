@@ -17,8 +17,9 @@ from siltstone.session.archive.codec import (
 from siltstone.session.archive.index import group_index
 from siltstone.session.archive.keys import GroupKeys
 from siltstone.session.archive.owned.rows import Begin, Owned, OwnedRows, Stored
-from siltstone.session.archive.records import SavedGroup, SerialRange, ShardSerial
+from siltstone.session.archive.records import SavedGroup, SerialRange
 from siltstone.session.archive.start_over import StartOver, group_in
+from siltstone.store.feed.position import Position
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.slab.identity import DatabaseIdentity
 
@@ -29,8 +30,8 @@ class GroupChanges(TypedDict, total=False):
     strategy: str
     expiry_seconds: int
     empty_since_us: int | None
-    since: tuple[ShardSerial, ...]
-    identity: str
+    since: Position
+    position: Position
 
 
 class GroupContent:
@@ -40,12 +41,14 @@ class GroupContent:
 
     def __init__(self, group: SavedGroup, keys: GroupKeys) -> None:
         self.keys = keys
-        self.meta = replace(group, position=(), done=())
-        self.progress = SavedProgress(group.position, group.done)
+        # Of the position, the identity has no row of its own.
+        self.meta = replace(group, position=Position({}, group.position.identity), done=())
+        self.progress = SavedProgress(Position(group.position.serials), group.done)
 
     def group(self) -> SavedGroup:
         """Return the whole group as one value."""
-        return replace(self.meta, position=self.progress.position, done=self.progress.done)
+        position = self.progress.position.of(self.meta.identity)
+        return replace(self.meta, position=position, done=self.progress.done)
 
     def topics(self) -> list[str]:
         """Return the topics of the rows other than the owner and the state."""
@@ -87,7 +90,7 @@ class OwnedGroup(Owned):
         In the second case, return what the group lost. The changes are saved with the next save.
         """
         state, started = group_in(self.state, origin)
-        self.put_meta(identity=state.identity, since=state.since)
+        self.put_meta(position=Position({}, state.identity), since=state.since)
         if started is not None:
             self.put_progress(position=state.position, done=state.done)
         return started
@@ -99,11 +102,9 @@ class OwnedGroup(Owned):
             self._content.meta = meta
             self._rows.touch(self._content.keys.state)
 
-    def put_progress(
-        self, *, position: tuple[ShardSerial, ...], done: tuple[SerialRange, ...] = ()
-    ) -> None:
-        """Set the common progress of the members."""
-        progress = SavedProgress(position, done)
+    def put_progress(self, *, position: Position, done: tuple[SerialRange, ...] = ()) -> None:
+        """Set the common progress of the members; the group stays in its database."""
+        progress = SavedProgress(Position(position.serials), done)
         if progress != self._content.progress:
             self._content.progress = progress
             self._rows.touch(self._content.keys.progress)

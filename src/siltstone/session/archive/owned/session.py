@@ -33,9 +33,9 @@ from siltstone.session.archive.records import (
     SavedSubscription,
     SavedWill,
     SerialRange,
-    ShardSerial,
 )
 from siltstone.session.archive.start_over import StartOver, session_in
+from siltstone.store.feed.position import Position
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.slab.identity import DatabaseIdentity
 
@@ -52,7 +52,7 @@ class SessionChanges(TypedDict, total=False):
     unclean: bool
     will: SavedWill | None
     dropped: int
-    identity: str
+    position: Position
 
 
 class SessionContent:
@@ -62,11 +62,15 @@ class SessionContent:
 
     def __init__(self, session: SavedSession, keys: SessionKeys) -> None:
         self.keys = keys
-        # Only the fields that have no rows of their own are used from it.
-        self.meta = session
+        # Only the fields that have no rows of their own are used from it. The identity of the
+        # position is one of them, its serials are not.
+        self.meta = replace(session, position=Position({}, session.position.identity))
         self.subscriptions = {keys.filter(one.filter): one for one in session.subscriptions}
         self.progress = SavedProgress(
-            session.position, session.done, session.inflight, session.next_packet_id
+            Position(session.position.serials),
+            session.done,
+            session.inflight,
+            session.next_packet_id,
         )
         self.received = session.received
         self.extra = {keys.message(one.packet_id): one for one in session.extra}
@@ -82,7 +86,7 @@ class SessionContent:
         return replace(
             self.meta,
             subscriptions=(),
-            position=position,
+            position=position.of(self.meta.identity),
             done=done,
             inflight=inflight,
             next_packet_id=next_packet_id,
@@ -152,7 +156,7 @@ class OwnedSession(Owned):
         In the second case, return what the session lost. The changes are saved with the next save.
         """
         state, started = session_in(self.state, origin)
-        self.put_meta(identity=state.identity, unclean=state.unclean)
+        self.put_meta(position=Position({}, state.identity), unclean=state.unclean)
         if started is not None:
             for subscription in state.subscriptions:
                 self.put_subscription(subscription)
@@ -190,13 +194,13 @@ class OwnedSession(Owned):
     def put_progress(
         self,
         *,
-        position: tuple[ShardSerial, ...],
+        position: Position,
         done: tuple[SerialRange, ...] = (),
         inflight: tuple[SavedInflight, ...] = (),
         next_packet_id: int = 1,
     ) -> None:
-        """Set the progress of the session."""
-        progress = SavedProgress(position, done, inflight, next_packet_id)
+        """Set the progress of the session; it stays in its database."""
+        progress = SavedProgress(Position(position.serials), done, inflight, next_packet_id)
         if progress != self._content.progress:
             self._content.progress = progress
             self._rows.touch(self._content.keys.progress)

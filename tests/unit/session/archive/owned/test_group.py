@@ -7,7 +7,8 @@ import pytest
 from siltstone.errors import FencedError
 from siltstone.session.archive.keys import GroupKeys
 from siltstone.session.archive.owned.group import content_of
-from siltstone.session.archive.records import SerialRange, ShardSerial
+from siltstone.session.archive.records import SerialRange
+from siltstone.store.feed.position import START, Position
 from siltstone.store.log.read.pieces import Row
 from tests.support.archive_builders import GROUP, ArchiveWorld
 
@@ -16,13 +17,13 @@ def test_progress_and_what_else_there_is_are_saved_and_survive() -> None:
     with ArchiveWorld() as world:
         owned = world.archive.create_group(GROUP)
         assert (owned.state, owned.is_dirty, owned.save_later()) == (GROUP, False, None)
-        owned.put_progress(position=(ShardSerial(0, 20),), done=(SerialRange(0, 21, 22),))
+        owned.put_progress(position=Position({0: 20}), done=(SerialRange(0, 21, 22),))
         owned.put_meta(empty_since_us=None, strategy="round-robin")
         assert owned.is_dirty
         owned.save()
         expected = replace(
             GROUP,
-            position=(ShardSerial(0, 20),),
+            position=Position({0: 20}),
             done=(SerialRange(0, 21, 22),),
             empty_since_us=None,
             strategy="round-robin",
@@ -37,7 +38,7 @@ def test_what_stays_as_it_is_is_not_saved() -> None:
         owned.put_meta(strategy=GROUP.strategy)
         owned.put_progress(position=GROUP.position, done=GROUP.done)
         assert not owned.is_dirty
-        owned.put_progress(position=())
+        owned.put_progress(position=START)
         owned.save()
         assert world.topics("group/+/progress") == []
 
@@ -48,7 +49,7 @@ def test_a_former_leader_can_neither_save_nor_drop() -> None:
         leader = world.archive.take_group("g", "a/+")
         assert leader is not None
         assert leader.serial > former.serial
-        former.put_progress(position=(ShardSerial(0, 99),))
+        former.put_progress(position=Position({0: 99}))
         with pytest.raises(FencedError):
             former.save()
         with pytest.raises(FencedError):

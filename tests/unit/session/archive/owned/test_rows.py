@@ -19,7 +19,8 @@ from siltstone.errors import (
 from siltstone.session.archive.owned.parts import CommitInParts
 from siltstone.session.archive.owned.rows import Submitted
 from siltstone.session.archive.owned.session import OwnedSession
-from siltstone.session.archive.records import SavedSession, ShardSerial
+from siltstone.session.archive.records import SavedSession
+from siltstone.store.feed.position import Position
 from siltstone.store.tx.commit.ticket import CommitTicket
 from tests.support.archive_builders import WHOLE, ArchiveWorld, away
 from tests.support.tx_model import held
@@ -43,7 +44,7 @@ def test_a_save_writes_only_what_was_changed() -> None:
     with ArchiveWorld() as world:
         owned = world.archive.create(WHOLE)
         before = world.rows()
-        owned.put_progress(position=(ShardSerial(0, 99),))
+        owned.put_progress(position=Position({0: 99}))
         assert owned.is_dirty
         owned.save()
         changed = {topic for topic, _, _ in {*before} ^ {*world.rows()}}
@@ -56,7 +57,7 @@ def test_a_former_owner_can_neither_save_nor_drop() -> None:
         owner = world.archive.take("c")
         assert owner is not None
         former.put_meta(user="former")
-        former.put_progress(position=(ShardSerial(0, 1),))
+        former.put_progress(position=Position({0: 1}))
         with pytest.raises(FencedError):
             former.save()
         with pytest.raises(FencedError):
@@ -116,13 +117,13 @@ def test_a_plain_save_does_not_depend_on_one_that_failed() -> None:
         with held(world.database):
             owned.put_meta(user="u")
             refused(owned.save_later())
-            owned.put_progress(position=(ShardSerial(0, 5),))
+            owned.put_progress(position=Position({0: 5}))
             second = owned.save_later()
             assert second is not None
         second.wait()
         found = world.archive.peek("c")
         assert found is not None
-        assert (found.user, found.position) == ("", (ShardSerial(0, 5),))
+        assert (found.user, found.position.serials) == ("", {0: 5})
         owned.save()
         assert world.archive.peek("c") == owned.state
 
@@ -264,7 +265,7 @@ class TestParts:
             was = owned.state
             owned.put_meta(connected=False, away_since_us=7)
             owned.drop_subscription("f/0000")
-            owned.put_progress(position=(ShardSerial(0, 5),))
+            owned.put_progress(position=Position({0: 5}))
             turns.run()
             wait_behind(world)
             assert (outcomes, world.archive.peek("c")) == ([None], was)

@@ -14,8 +14,8 @@ from siltstone.session.archive.records import (
     SavedSession,
     SavedSubscription,
     SerialRange,
-    ShardSerial,
 )
+from siltstone.store.feed.position import START, Position
 from siltstone.store.log.read.pieces import Row
 from tests.support.archive_builders import WHOLE, ArchiveWorld, away
 
@@ -37,7 +37,7 @@ def test_every_part_is_changed_and_saved_by_itself() -> None:
         owned.put_subscription(SavedSubscription(filter="a"))
         assert owned.drop_subscription("$share/g/a/+")
         owned.put_progress(
-            position=(ShardSerial(0, 11),),
+            position=Position({0: 11}),
             done=(SerialRange(0, 12, 13),),
             inflight=(SavedInflight(4, 0, 11, 1),),
             next_packet_id=5,
@@ -57,7 +57,7 @@ def test_every_part_is_changed_and_saved_by_itself() -> None:
                 SavedSubscription(filter="a"),
                 replace(WHOLE.subscriptions[1], qos=0),
             ),
-            position=(ShardSerial(0, 11),),
+            position=Position({0: 11}),
             done=(SerialRange(0, 12, 13),),
             inflight=(SavedInflight(4, 0, 11, 1),),
             next_packet_id=5,
@@ -71,7 +71,7 @@ def test_every_part_is_changed_and_saved_by_itself() -> None:
 def test_what_comes_to_nothing_takes_no_row() -> None:
     with ArchiveWorld() as world:
         owned = world.archive.create(WHOLE)
-        owned.put_progress(position=())
+        owned.put_progress(position=START)
         owned.put_received(())
         owned.drop_extra(3)
         for subscription in WHOLE.subscriptions:
