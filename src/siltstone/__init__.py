@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from siltstone.public import *  # noqa: F403
-    from siltstone.public import Position as FeedPosition  # noqa: F401
+    from siltstone.public import Position
     from siltstone.public import __all__ as __all__
+
+    FeedPosition = Position
 else:
     # Names of version 0.1.0.
     _RENAMED = {"FeedPosition": "Position"}

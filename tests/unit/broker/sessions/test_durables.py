@@ -465,7 +465,7 @@ class TestPassingBy:
             assert consume(wires[7]) == messages(str(number), qos=qos)
             desk.wait()
         moved = [desk.saved(f"s{number}").position for number in range(40)]
-        positions[7] = Position({0: 3})
+        positions[7] = Position({0: 3}, positions[7].identity)
         assert moved == positions
 
     def test_a_session_at_work_is_looked_at_as_often_as_before(self, desk: DurableDesk) -> None:

@@ -23,7 +23,7 @@ def test_progress_and_what_else_there_is_are_saved_and_survive() -> None:
         owned.save()
         expected = replace(
             GROUP,
-            position=Position({0: 20}),
+            position=Position({0: 20}, GROUP.identity),
             done=(SerialRange(0, 21, 22),),
             empty_since_us=None,
             strategy="round-robin",

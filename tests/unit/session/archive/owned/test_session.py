@@ -57,7 +57,7 @@ def test_every_part_is_changed_and_saved_by_itself() -> None:
                 SavedSubscription(filter="a"),
                 replace(WHOLE.subscriptions[1], qos=0),
             ),
-            position=Position({0: 11}),
+            position=Position({0: 11}, WHOLE.identity),
             done=(SerialRange(0, 12, 13),),
             inflight=(SavedInflight(4, 0, 11, 1),),
             next_packet_id=5,
