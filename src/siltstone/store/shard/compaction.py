@@ -33,7 +33,7 @@ from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.store.log.compact.rewrite import Rewritten, rewrite_segment
 from siltstone.store.log.opening import slab_directory
-from siltstone.store.log.read.columns import digest_of
+from siltstone.store.log.read.columns import contents_of
 from siltstone.store.segment.chain import SegmentHandle
 from siltstone.store.segment.index import DIGEST, encode_index
 from siltstone.store.segment.segment import open_segment, segment_path
@@ -267,12 +267,14 @@ def _write_index(fs: FileSystem, path: PurePath, thresholds: tuple[int, ...]) ->
         structure.apply(block)
     producers = ProducerTable()
     producers.apply(handle.producers())
+    contents = contents_of(segment)
+    segment.index.words = contents.words
     data = encode_index(
         segment.index,
         structure=structure.export(),
         producers=producers.encode(),
         revision=segment.header.revision,
-        parts={DIGEST: digest_of(segment)},
+        parts={DIGEST: contents.digest},
     )
     replace_file(fs, index_path(path), data)
 

@@ -126,6 +126,7 @@ def test_a_lost_index_of_a_compacted_segment_is_made_from_its_frames() -> None:
         (job,) = database.compaction.jobs()
         old = world.fs.read(index_path(job.source))
         compact_all(database)
+        made = world.fs.read(index_path(job.source))
     # As after a crash between the two renames whose second file was lost.
     with world.fs.open(index_path(job.source), writable=True) as file:
         file.truncate(0)
@@ -153,6 +154,8 @@ def test_a_lost_index_of_a_compacted_segment_is_made_from_its_frames() -> None:
         assert summary is not None
         assert summary.revision == 1
         assert database.compaction.jobs() == []
+    # With the digest and the words.
+    assert world.fs.read(index_path(job.source)) == made
 
 
 def test_a_segment_of_many_small_frames_ends_after_a_minute(

@@ -10,13 +10,14 @@ from siltstone.fs.api import FileSystem
 from siltstone.store.log.check.findings import Expected, Finding, Survey
 from siltstone.store.log.check.soundness import TopicRules
 from siltstone.store.log.check.walk import Walk
-from siltstone.store.log.read.columns import digest_of
+from siltstone.store.log.read.columns import contents_of
 from siltstone.store.segment.index import DIGEST, SealedIndex, SegmentIndex, decode_index
 from siltstone.store.segment.segment import SEGMENT_HEADER_BYTES, Segment, open_segment
 from siltstone.store.segment.sift import index_path
 
 # Repair does not touch this: only the user knows what it is.
 NAME_TAKEN: Final = "something that is not a file has the name of the index"
+_UNLIKE: Final = "the index does not match its segment"
 
 
 def survey_segment(fs: FileSystem, path: PurePath, expected: Expected, rules: TopicRules) -> Survey:
@@ -83,18 +84,23 @@ def _judge_index(survey: Survey, segment: Segment) -> None:
         segment.index_words(1)
         survey.index_problem = _difference(survey, survey.sealed, segment.index)
         if not survey.index_problem:
-            _check_digest(survey, survey.sealed)
+            _check_contents(survey, survey.sealed)
     if survey.index_problem:
         survey.findings.append(
             Finding(path=index_path(survey.path), offset=0, problem=survey.index_problem)
         )
 
 
-def _check_digest(survey: Survey, sealed: SealedIndex) -> None:
+def _check_contents(survey: Survey, sealed: SealedIndex) -> None:
     """Compare the rows with those that the segment had before it was compacted."""
     digest, segment = sealed.parts.get(DIGEST), survey.segment
-    if digest is not None and segment is not None and digest_of(segment) != digest:
+    if digest is None or segment is None:
+        return
+    contents = contents_of(segment)
+    if contents.digest != digest:
         survey.damage(0, "the rows are not those that the segment had before it was compacted")
+    elif sealed.index.words.hides_from(contents.words):
+        survey.index_problem = f"{_UNLIKE}: words"
 
 
 def _difference(survey: Survey, sealed: SealedIndex, found: SegmentIndex) -> str:
@@ -123,5 +129,5 @@ def _difference(survey: Survey, sealed: SealedIndex, found: SegmentIndex) -> str
         ("producers", bytes(sealed.producers) == survey.producers.encode()),
     ):
         if not same:
-            return f"the index does not match its segment: {name}"
+            return f"{_UNLIKE}: {name}"
     return ""

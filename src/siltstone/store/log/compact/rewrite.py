@@ -15,7 +15,6 @@ from pathlib import PurePath
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
 from siltstone.errors import CorruptionError
 from siltstone.fs.api import File, FileSystem
@@ -25,7 +24,7 @@ from siltstone.store.log.read.columns import (
     RowDigest,
     columns_of,
     columns_of_frame,
-    digest_of,
+    contents_of,
     joined,
     table_rows,
 )
@@ -52,7 +51,6 @@ from siltstone.store.segment.sift import index_path
 from siltstone.store.segment.table import FrameTable
 from siltstone.store.segment.view import FrameView
 from siltstone.topic.edges import COUNT
-from siltstone.topic.word_index import WordIndex
 
 # The rows of a frame.
 FRAME_ROWS: Final = NARROW_ROWS
@@ -118,10 +116,10 @@ def rewrite_segment(
     made = open_segment(fs, target)
     made.follow()
     made.check_whole()
-    if digest_of(made, pace) != digest.value():
+    contents = contents_of(made, pace)
+    if contents.digest != digest.value():
         raise CorruptionError("the compacted rows are not those of the segment", path=target)
-    assert writer.words.count == made.index.frame_count
-    made.index.words = writer.words
+    made.index.words = contents.words
     data = encode_index(
         made.index,
         structure=bytes(sealed.structure),
@@ -152,7 +150,6 @@ class _Writer:
         self._position = SEGMENT_HEADER_BYTES
         self._synced = 0
         self._group = _Group()
-        self.words = WordIndex()
 
     def write_frames(self) -> None:
         for found in _frames(self._source):
@@ -181,7 +178,6 @@ class _Writer:
                 timestamp_us=self._source.index.last_times[last],
             )
             self._write(state, body)
-            self.words.add_unknown(1)
         size = max(SEGMENT_BYTES_MIN, -(-self._position // _PAGE) * _PAGE)
         old = self._source.header
         header = replace(old, file_bytes=size, revision=old.revision + 1)
@@ -231,7 +227,6 @@ class _Writer:
             *(old.first_timestamp_us, old.last_timestamp_us, 0, len(frame.view)),
         )
         self._write(header, bytes(frame.view))
-        self.words.add_unknown(1)
 
     def _flush(self) -> None:
         """Write the rows of the group as one frame."""
@@ -244,7 +239,6 @@ class _Writer:
             columns, edges=_joined_edges(group.edges), producers=b"".join(group.producers)
         )
         self._write(header, body)
-        self.words.add_frame(columns.topics.unique().cast(pa.binary()).to_pylist())
         self._pace(group.rows)
 
     def _write(self, header: FrameHeader, body: bytes) -> None:

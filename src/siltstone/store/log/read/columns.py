@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from siltstone.store.segment.segment import Segment
 from siltstone.store.segment.table import FrameTable, Ints
 from siltstone.store.segment.view import FrameView
 from siltstone.store.slab.manifest import SlabId
+from siltstone.topic.word_index import WordIndex
 
 # The rows of a segment are those of one slab; its id is not in the columns.
 _ANY: Final = SlabId(0, 0)
@@ -167,17 +168,28 @@ class RowDigest:
         return blake2b(text.encode(), digest_size=16).digest()
 
 
-def digest_of(segment: Segment, pace: Callable[[int], None] = lambda _rows: None) -> bytes:
-    """Return the digest of the rows of a compacted segment; `pace` is called for each frame.
+class Contents(NamedTuple):
+    """What the frames of a compacted segment hold: the digest of the rows, and the words."""
+
+    digest: bytes
+    words: WordIndex
+
+
+def contents_of(segment: Segment, pace: Callable[[int], None] = lambda _rows: None) -> Contents:
+    """Return what a compacted segment holds; `pace` is called for each frame.
 
     Raises: CorruptionError.
     """
-    digest = RowDigest()
+    digest, words = RowDigest(), WordIndex()
     for found in read_frames(segment, range(segment.index.frame_count), 0):
         if isinstance(found, FrameTable):
-            digest.add(columns_of(table_rows(found)))
+            columns = columns_of(table_rows(found))
+            digest.add(columns)
+            words.add_frame(columns.topics.unique().cast(pa.binary()).to_pylist())
             pace(0)
-    return digest.value()
+        else:
+            words.add_unknown(1)
+    return Contents(digest.value(), words)
 
 
 def _lengths(bounds: NDArray[np.int32]) -> memoryview:
