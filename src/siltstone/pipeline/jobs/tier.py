@@ -16,6 +16,7 @@ from functools import reduce
 from pathlib import PurePath
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from siltstone.clock import Clock, SystemClock
@@ -33,6 +34,7 @@ from siltstone.fs.publish import replace_file
 from siltstone.pipeline.jobs.upkeep import locked_files, locked_lake, remove_unused, tidy
 from siltstone.pipeline.lake.delta import (
     Compaction,
+    OpenTables,
     add_files,
     content,
     ensure_table,
@@ -40,6 +42,7 @@ from siltstone.pipeline.lake.delta import (
     list_tables,
     refuse_overwritten,
     shorten_log,
+    sync_log,
 )
 from siltstone.pipeline.lake.fields import extended
 from siltstone.pipeline.lake.files import (
@@ -48,6 +51,7 @@ from siltstone.pipeline.lake.files import (
     Written,
     by_table,
     dead_schema,
+    for_each,
     partition_schema,
     rows_in,
     rule_schema,
@@ -81,6 +85,8 @@ _TASK_BYTES: Final = 64 * 1024 * 1024
 _ATTEMPTS: Final = 4
 # The time between two looks at all tables, for old versions and partitions that are over.
 _SWEEP_SECONDS: Final = 3600.0
+# The time of a sweep between two batches.
+_SWEEP_ROUND_SECONDS: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,12 +188,18 @@ class TierJob:
             stack.enter_context(locked_lake(self._fs, self.lake))
             self._ledger = read_ledger(self._fs, self.lake, self.database.identity)
             self._contents: dict[str, Content] = {}
+            self._opened = OpenTables(self._fs)
+            # The columns that each table has, as far as this job has needed them.
+            self._fitting: dict[tuple[str, str], tuple[pa.Schema, pa.Schema]] = {}
+            self._read_rules: tuple[bytes, Rules] | None = None
             # The number of files that were added to each table since it was last tidied.
             self._added: Counter[str] = Counter()
             self._swept_at: float | None = None
+            # Tables that the sweep of this hour has not come to.
+            self._sweeping: list[str] = []
             # If a table was overwritten, rows that are added now would be lost when the table is
             # restored.
-            refuse_overwritten(self._fs, self.lake)
+            refuse_overwritten(self._fs, self.lake, opened=self._opened)
             # From now on the store keeps rows that are not in the lake yet.
             self._mark()
             self._closing = stack.pop_all()
@@ -209,7 +221,9 @@ class TierJob:
         """Tier one batch; return None if there are no rows to tier. Raises: SiltstoneError."""
         opened = self._ledger.open
         if opened is not None:
-            return self._finish(opened, self._write(opened, settled=True))
+            return self._finish(
+                opened, self._write(opened, settled=True, skip=self._tables_of(opened))
+            )
         extents = self.database.extents()
         bounds = bounds_of(extents)
         start = {
@@ -247,20 +261,19 @@ class TierJob:
         Raises: RetryError, StorageFullError.
         """
         now = self._clock.monotonic()
-        sweeps = self._swept_at is None or now - self._swept_at >= _SWEEP_SECONDS
-        names = list_tables(self._fs, self.lake) if sweeps else list(self._added)
-        due = [name for name in names if sweeps or self._added[name] >= FAN_IN]
-        if not due:
+        if self._swept_at is None or now - self._swept_at >= _SWEEP_SECONDS:
+            self._swept_at = now
+            self._sweeping = list_tables(self._fs, self.lake)
+        due = [name for name, files in self._added.items() if files >= FAN_IN]
+        if not due and not self._sweeping:
             return []
         try:
             with locked_files(self._fs, self.lake, wait=False):
-                done = tidy(self._fs, self._clock, self.lake, due, self._merge)
+                due = list(dict.fromkeys([*due, *self._sweep(now + _SWEEP_ROUND_SECONDS)]))
+                done = tidy(self._fs, self._clock, self.lake, due, self._merge, opened=self._opened)
                 # A table with more to merge is looked at again by the next call.
                 for name in set(due) - {item.table for item in done}:
                     del self._added[name]
-                if sweeps:
-                    self._swept_at = now
-                    self._sweep(names)
                 return done
         except LockedError:
             return []
@@ -274,13 +287,21 @@ class TierJob:
             made.append(outcome)
         return made
 
-    def _sweep(self, tables: Sequence[str]) -> None:
-        """Remove versions that are older than the settings want, and files without a version."""
-        # A table that was overwritten can be restored only while its old files exist.
-        refuse_overwritten(self._fs, self.lake)
-        for name in tables:
-            shorten_log(self._fs, self.lake / name, hours=self._settings.keep_hours)
-            remove_unused(self._fs, self.lake, name, hours=self._settings.keep_hours)
+    def _sweep(self, until: float) -> list[str]:
+        """Remove versions that are older than the settings want, and files without a version.
+
+        Return the tables that were swept: as many as there is time for, and at least one.
+        """
+        swept: list[str] = []
+        hours = self._settings.keep_hours
+        while self._sweeping and (not swept or self._clock.monotonic() < until):
+            name = self._sweeping.pop(0)
+            # A table that was overwritten can be restored only while its old files exist.
+            refuse_overwritten(self._fs, self.lake, [name], self._opened)
+            shorten_log(self._fs, self.lake / name, hours=hours, opened=self._opened)
+            remove_unused(self._fs, self.lake, name, hours=hours, opened=self._opened)
+            swept.append(name)
+        return swept
 
     def waiting(self) -> int:
         """Return the number of serials of the store that are not in the lake."""
@@ -307,11 +328,14 @@ class TierJob:
         return batch, kept
 
     def _write(
-        self, batch: OpenBatch, *, only: frozenset[str] | None = None, settled: bool = False
+        self,
+        batch: OpenBatch,
+        *,
+        only: frozenset[str] | None = None,
+        settled: bool = False,
+        skip: frozenset[str] = frozenset(),
     ) -> list[Written]:
         """Write the files of a batch with Spark. Raises: SiltstoneError."""
-        tables = {rule.table for rule in batch.rules.rules} | {DEAD_LETTER, OTHER}
-        skip = frozenset(table for table in tables if self._has(table, batch.number))
         plan = plan_micro_batch(self.database, self._options, batch.start, batch.stop)
         tasks = [
             WriteTask(
@@ -337,8 +361,10 @@ class TierJob:
     def _finish(self, batch: OpenBatch, written: Sequence[Written]) -> TierStep:
         """Commit the tables of a batch, then close the batch in the ledger."""
         files = [file for part in written for file in part.files]
-        for table, made in by_table(files).items():
-            self._added[table] += len(made)
+        offsets = {"start": named(batch.start), "stop": named(batch.stop)}
+
+        def add(item: tuple[str, list[MadeFile]]) -> None:
+            table, made = item
             add_files(
                 self._fs,
                 self._clock,
@@ -346,8 +372,13 @@ class TierJob:
                 made,
                 application=self._ledger.application,
                 batch=batch.number,
-                offsets={"start": named(batch.start), "stop": named(batch.stop)},
+                offsets=offsets,
+                opened=self._opened,
             )
+
+        for_each(add, list(by_table(files).items()))
+        for table, made in by_table(files).items():
+            self._added[table] += len(made)
         slabs: dict[str, int] = {}
         for part in written:
             for slab, rows in part.slabs.items():
@@ -375,16 +406,39 @@ class TierJob:
         Raises: UsageError if a rule does not fit its table; the batch is then not opened.
         """
         rules = {rule.filter: rule for rule in batch.rules.rules}
-        wanted = dict.fromkeys((file.table, file.rule) for part in written for file in part.files)
-        for table, name in wanted:
-            columns, partition = dead_schema(), partition_schema("day")
+        wanted: dict[str, dict[str, tuple[pa.Schema, pa.Schema]]] = {}
+        for table, name in dict.fromkeys(
+            (file.table, file.rule) for part in written for file in part.files
+        ):
+            shape = dead_schema(), partition_schema("day")
             if table != DEAD_LETTER:
                 rule = rules.get(name, Rule(filter="#", table=table))
-                columns, partition = rule_schema(rule), partition_schema(rule.partition)
-            ensure_table(self._fs, self.lake / table, columns, partition)
+                shape = rule_schema(rule), partition_schema(rule.partition)
+            if self._fitting.get((table, name)) != shape:
+                wanted.setdefault(table, {})[name] = shape
 
-    def _has(self, table: str, batch: int) -> bool:
-        return last_batch(self._fs, self.lake / table, self._ledger.application) >= batch
+        def ensure(item: tuple[str, dict[str, tuple[pa.Schema, pa.Schema]]]) -> None:
+            table, shapes = item
+            for columns, partition in shapes.values():
+                ensure_table(self._fs, self.lake / table, columns, partition, self._opened)
+
+        for_each(ensure, list(wanted.items()))
+        for table, shapes in wanted.items():
+            self._fitting |= {(table, name): shape for name, shape in shapes.items()}
+
+    def _tables_of(self, batch: OpenBatch) -> frozenset[str]:
+        """Return the tables that have their files of an open batch already, durably."""
+        tables = {rule.table for rule in batch.rules.rules} | {DEAD_LETTER, OTHER}
+        application = self._ledger.application
+        having = frozenset(
+            table
+            for table in tables
+            if last_batch(self._fs, self.lake / table, application, self._opened) >= batch.number
+        )
+        # A killed job may have committed a table without syncing the commit.
+        for table in having:
+            sync_log(self._fs, self.lake / table)
+        return having
 
     def _rules_for(self, start: Serials, stop: Serials) -> Rules:
         """Return rules for all structures that may have rows in a batch."""
@@ -396,16 +450,13 @@ class TierJob:
             < min(extent.serials.stop, stop.get(shard, 0))
         }
         patterns = {info.pattern for info in self.database.structure() if info.slab in slabs}
-        known = load_rules(self._fs, self.lake)
+        known = self._load_rules()
         there = self._tables()
         known.refuse_tables(there, self.database.name)
         taken = [self.database.name, *(name for name in there if there[name] != "rows")]
         rules = known.with_patterns(patterns, self._settings.partition, taken)
         old = {rule.filter for rule in known.rules}
-        for rule in rules.rules:
-            if rule.filter not in old:
-                rules = rules.changed(self._sampled(rule))
-        return rules
+        return rules.replaced(self._sampled(rule) for rule in rules.rules if rule.filter not in old)
 
     def _sampled(self, rule: Rule) -> Rule:
         """Return a new rule with a decoder, and with the fields of the first rows."""
@@ -431,15 +482,25 @@ class TierJob:
         """Return the content of each table, which never changes."""
         for name in list_tables(self._fs, self.lake):
             if name not in self._contents:
-                self._contents[name] = content(self.lake / name)
+                self._contents[name] = content(self.lake / name, self._opened)
         return self._contents
 
     def _write_rules(self, rules: Rules) -> None:
         """Add new rules and fields to the file, and keep changes that users made meanwhile."""
-        there = load_rules(self._fs, self.lake)
+        there = self._load_rules()
+        if rules.rules == there.rules:
+            return
         merged = there.merged(rules)
-        if merged.to_json() != there.to_json():
+        if merged.rules != there.rules:
             replace_file(self._fs, self.lake / RULES, merged.to_toml().encode())
+
+    def _load_rules(self) -> Rules:
+        """Return the rules of the file, which is parsed again only when it has changed."""
+        path = self.lake / RULES
+        data = self._fs.read(path) if self._fs.exists(path) else b""
+        if self._read_rules is None or self._read_rules[0] != data:
+            self._read_rules = data, load_rules(self._fs, self.lake)
+        return self._read_rules[1]
 
     def _keep(self, ledger: Ledger) -> None:
         write_ledger(self._fs, self.lake, ledger)

@@ -18,10 +18,12 @@ from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import create_directories
 from siltstone.pipeline.lake.delta import (
     Compaction,
+    Opener,
     batch_of,
     columns_of,
     list_files,
     list_tables,
+    open_table,
     refuse_overwritten,
     replace_merged,
     stored_files,
@@ -113,6 +115,7 @@ def tidy(
     merge: Merger,
     *,
     bytes_max: int = ROUND_BYTES,
+    opened: Opener = open_table,
 ) -> list[Compaction]:
     """Merge small files of some tables, at most about `bytes_max` of them.
 
@@ -125,7 +128,7 @@ def tidy(
         MergeTask(lake=str(lake), table=name, inputs=inputs)
         for name in tables
         for inputs in choose_merges(
-            stored_files(lake / name),
+            stored_files(lake / name, opened),
             ended=ended,
             is_over=lambda partition: partition.get("date", today) < today,
         )
@@ -133,18 +136,23 @@ def tidy(
     tasks.sort(key=lambda task: task.size_bytes)
     sizes = accumulate(task.size_bytes for task in tasks)
     chosen = [task for task, size in zip(tasks, sizes, strict=True) if size <= bytes_max]
-    return _merged(fs, clock, lake, chosen or tasks[:1], merge)
+    return _merged(fs, clock, lake, chosen or tasks[:1], merge, opened)
 
 
 def _merged(
-    fs: FileSystem, clock: Clock, lake: PurePath, tasks: Sequence[MergeTask], merge: Merger
+    fs: FileSystem,
+    clock: Clock,
+    lake: PurePath,
+    tasks: Sequence[MergeTask],
+    merge: Merger,
+    opened: Opener = open_table,
 ) -> list[Compaction]:
     """Merge files, and put the new ones in their place, table by table."""
     made = list(zip(tasks, merge(tasks) if tasks else (), strict=True))
     done: list[Compaction] = []
     for table in dict.fromkeys(task.table for task in tasks):
         merged = [(task.inputs, file) for task, file in made if task.table == table]
-        replace_merged(fs, clock, lake / table, merged)
+        replace_merged(fs, clock, lake / table, merged, opened)
         removed = sum(len(inputs) for inputs, _ in merged)
         done.append(Compaction(table=table, files_removed=removed, files_added=len(merged)))
     return done
@@ -209,7 +217,13 @@ def vacuum_lake(
 
 
 def remove_unused(
-    fs: FileSystem, lake: PurePath, table: str, *, hours: int, dry_run: bool = False
+    fs: FileSystem,
+    lake: PurePath,
+    table: str,
+    *,
+    hours: int,
+    dry_run: bool = False,
+    opened: Opener = open_table,
 ) -> list[str]:
     """Remove files of a table that no version of the last hours has; return them.
 
@@ -217,7 +231,9 @@ def remove_unused(
     """
     ended = ended_batch(fs, lake)
     unused = [
-        name for name in unused_files(lake / table, hours=hours) if (batch_of(name) or 0) <= ended
+        name
+        for name in unused_files(lake / table, hours=hours, opened=opened)
+        if (batch_of(name) or 0) <= ended
     ]
     for name in () if dry_run else unused:
         with suppress(NotFoundError):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
+from threading import Lock
 from typing import Any, Final
 
 import pyarrow as pa
@@ -31,7 +32,11 @@ from siltstone.pipeline.lake.names import CONTENTS, PARTITION_COLUMNS, Content, 
 
 _LOG: Final = "_delta_log"
 _DRAWN: Final = re.compile("\x1b\\[[0-9;]*m|↳")
+_LAST_CHECKPOINT: Final = "_last_checkpoint"
 OFFSETS: Final = "siltstone.offsets"
+Opener = Callable[[PurePath], DeltaTable]
+# The number of tables that a process keeps open.
+_OPEN_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,43 @@ class Compaction:
     table: str
     files_removed: int
     files_added: int
+
+
+def open_table(table: PurePath) -> DeltaTable:
+    """Open a table: delta-rs reads its whole log."""
+    return DeltaTable(str(table))
+
+
+class OpenTables:
+    """Tables that stay open; an opened one reads only the commits that it does not know.
+
+    Several threads may open different tables.
+    """
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+        self._held: dict[PurePath, DeltaTable] = {}
+        self._mutex = Lock()
+
+    def __call__(self, table: PurePath) -> DeltaTable:
+        """Return a table with its newest commits."""
+        with self._mutex:
+            delta = self._held.pop(table, None)
+        # Without its newest commit, the table was removed, or the log begins with a checkpoint.
+        if delta is not None and self._fs.exists(commit_path(table, delta.version())):
+            delta.update_incremental()
+        else:
+            delta = open_table(table)
+        with self._mutex:
+            self._held[table] = delta
+            if len(self._held) > _OPEN_MAX:
+                del self._held[next(iter(self._held))]
+        return delta
+
+
+def commit_path(table: PurePath, version: int) -> PurePath:
+    """Return the file of the log with a commit."""
+    return table / _LOG / f"{version:020}.json"
 
 
 @contextmanager
@@ -95,26 +137,34 @@ def list_tables(fs: FileSystem, lake: PurePath) -> list[str]:
 def has_table(fs: FileSystem, table: PurePath) -> bool:
     """Return whether a table exists, which means that it has a first commit."""
     log = table / _LOG
-    return fs.exists(log) and any(entry.name.endswith(".json") for entry in fs.list(log))
+    return fs.exists(log) and any(entry.name.endswith(".json") for entry in fs.scan_entries(log))
 
 
-def ensure_table(fs: FileSystem, table: PurePath, columns: pa.Schema, partition: pa.Schema) -> None:
+def ensure_table(
+    fs: FileSystem,
+    table: PurePath,
+    columns: pa.Schema,
+    partition: pa.Schema,
+    opened: Opener = open_table,
+) -> None:
     """Create a table, or add its missing columns.
 
     Raises: UsageError for a table of other data or a column of another type, RetryError.
     """
     with _told(table):
-        if not has_table(fs, table):
+        is_new = not has_table(fs, table)
+        if is_new:
             create_directories(fs, table)
             schema = Schema.from_arrow(pa.schema([*columns, *partition]))
             DeltaTable.create(str(table), schema, mode="ignore", partition_by=partition.names)
-        delta = DeltaTable(str(table))
+        delta = opened(table)
         there, wanted = _content_of(delta), content_of(columns.names)
         if there != wanted:
             raise UsageError(
                 f"table {table.name} contains {CONTENTS[there]} and cannot contain "
                 f"{CONTENTS[wanted]}; choose another table, or move this one away"
             )
+        version = delta.version()
         laid_out = list(delta.metadata().partition_columns)
         if laid_out != partition.names:
             raise UsageError(
@@ -122,6 +172,8 @@ def ensure_table(fs: FileSystem, table: PurePath, columns: pa.Schema, partition:
                 "change; choose another table for the rule in rules.toml"
             )
         _add_columns(delta, table, Schema.from_arrow(columns))
+        if is_new or delta.version() > version:
+            _sync_commits(fs, table, delta, version)
 
 
 def _add_columns(delta: DeltaTable, table: PurePath, columns: Schema) -> None:
@@ -139,12 +191,14 @@ def _add_columns(delta: DeltaTable, table: PurePath, columns: Schema) -> None:
         delta.alter.add_columns(missing)
 
 
-def last_batch(fs: FileSystem, table: PurePath, application: str) -> int:
+def last_batch(
+    fs: FileSystem, table: PurePath, application: str, opened: Opener = open_table
+) -> int:
     """Return the number of the last batch that was added to a table; 0 if there is none."""
     if not has_table(fs, table):
         return 0
     with _told(table):
-        return DeltaTable(str(table)).transaction_version(application) or 0
+        return opened(table).transaction_version(application) or 0
 
 
 def add_files(
@@ -156,10 +210,11 @@ def add_files(
     application: str,
     batch: int,
     offsets: Mapping[str, Any],
+    opened: Opener = open_table,
 ) -> None:
     """Add the files of a batch in one transaction, durably, unless they were added before."""
     with _told(table):
-        delta = DeltaTable(str(table))
+        delta = opened(table)
         if (delta.transaction_version(application) or 0) >= batch:
             return
         delta.create_write_transaction(
@@ -172,13 +227,13 @@ def add_files(
                 app_transactions=[Transaction(application, batch)],
             ),
         )
-    sync_log(fs, table)
+        _sync_commits(fs, table, delta, delta.version())
 
 
 def replace_files(fs: FileSystem, clock: Clock, table: PurePath, files: Sequence[MadeFile]) -> None:
     """Replace all files of a table by these, durably."""
     with _told(table):
-        delta = DeltaTable(str(table))
+        delta = open_table(table)
         delta.create_write_transaction(
             _additions(clock, files),
             "overwrite",
@@ -199,6 +254,17 @@ def _additions(
     ]
 
 
+def _sync_commits(fs: FileSystem, table: PurePath, delta: DeltaTable, known: int) -> None:
+    """Sync the commits from a known version on, without listing the log, which may be long."""
+    delta.update_incremental()
+    for number in range(max(known, 0), delta.version() + 1):
+        path = commit_path(table, number)
+        if fs.exists(path):
+            with fs.open(path, writable=True) as file:
+                file.sync()
+    fs.sync_directory(table / _LOG)
+
+
 def sync_log(fs: FileSystem, table: PurePath) -> None:
     """Sync the commits of a table: delta-rs does not sync them."""
     log = table / _LOG
@@ -212,7 +278,7 @@ def sync_log(fs: FileSystem, table: PurePath) -> None:
 def list_files(table: PurePath) -> list[LakeFile]:
     """Return the current files of a table, with their bounds."""
     with _told(table):
-        return _files_of(table, _additions_of(DeltaTable(str(table))))
+        return _files_of(table, _additions_of(open_table(table)))
 
 
 def list_row_files(fs: FileSystem, lake: PurePath, application: str) -> dict[str, list[LakeFile]]:
@@ -223,7 +289,7 @@ def list_row_files(fs: FileSystem, lake: PurePath, application: str) -> dict[str
     found: dict[str, list[LakeFile]] = {}
     for name in list_tables(fs, lake):
         with _told(lake / name):
-            delta = DeltaTable(str(lake / name))
+            delta = open_table(lake / name)
             if delta.transaction_version(application):
                 actions = _additions_of(delta)
                 _refuse_strangers(lake / name, actions)
@@ -231,14 +297,19 @@ def list_row_files(fs: FileSystem, lake: PurePath, application: str) -> dict[str
     return found
 
 
-def refuse_overwritten(fs: FileSystem, lake: PurePath) -> None:
+def refuse_overwritten(
+    fs: FileSystem,
+    lake: PurePath,
+    tables: Sequence[str] | None = None,
+    opened: Opener = open_table,
+) -> None:
     """Raise CorruptionError if a table of rows has files without rows of the store.
 
     Such a table can be restored only while its old files exist.
     """
-    for name in list_tables(fs, lake):
+    for name in list_tables(fs, lake) if tables is None else tables:
         with _told(lake / name):
-            delta = DeltaTable(str(lake / name))
+            delta = opened(lake / name)
             if _content_of(delta) == "rows":
                 _refuse_strangers(lake / name, _additions_of(delta))
 
@@ -305,10 +376,10 @@ def _microseconds(times: tuple[Any, Any] | None) -> tuple[int, int] | None:
     return first, last + 999
 
 
-def stored_files(table: PurePath) -> list[StoredFile]:
+def stored_files(table: PurePath, opened: Opener = open_table) -> list[StoredFile]:
     """Return the current files of a table, as they can be merged."""
     with _told(table):
-        actions = _additions_of(DeltaTable(str(table)))
+        actions = _additions_of(opened(table))
     columns = {name: actions.column(name).to_pylist() for name in actions.column_names}
     keys = [name for name in columns if name.startswith("partition.")]
     return [
@@ -328,6 +399,7 @@ def replace_merged(
     clock: Clock,
     table: PurePath,
     merged: Sequence[tuple[Sequence[StoredFile], MadeFile]],
+    opened: Opener = open_table,
 ) -> None:
     """Put merged files in place of their inputs in one transaction, durably.
 
@@ -338,7 +410,7 @@ def replace_merged(
     now_ms = clock.now_us() // 1000
     actions: list[AddAction | RemoveAction] = []
     with _told(table):
-        delta = DeltaTable(str(table))
+        delta = opened(table)
         there = set(_additions_of(delta).column("path").to_pylist())
         for inputs, made in merged:
             if gone := [file.path for file in inputs if file.path not in there]:
@@ -359,38 +431,54 @@ def replace_merged(
     sync_log(fs, table)
 
 
-def unused_files(table: PurePath, *, hours: int) -> list[str]:
+def unused_files(table: PurePath, *, hours: int, opened: Opener = open_table) -> list[str]:
     """Return the files that no version of the last hours has, including those of killed tasks."""
     with _told(table):
-        return DeltaTable(str(table)).vacuum(
+        return opened(table).vacuum(
             hours, dry_run=True, enforce_retention_duration=False, full=True
         )
 
 
-def shorten_log(fs: FileSystem, table: PurePath, *, hours: int) -> None:
+def shorten_log(
+    fs: FileSystem, table: PurePath, *, hours: int, opened: Opener = open_table
+) -> None:
     """Write a checkpoint of a table, and remove its versions from before the last hours."""
     with _told(table):
-        delta = DeltaTable(str(table))
+        delta = opened(table)
         wanted = {"delta.logRetentionDuration": f"interval {hours} hours"}
         if wanted.items() - delta.metadata().configuration.items():
             delta.alter.set_table_properties(wanted)
+        if _checkpointed(fs, table) == delta.version():
+            return
         delta.create_checkpoint()
         delta.cleanup_metadata()
     sync_log(fs, table)
 
 
+def _checkpointed(fs: FileSystem, table: PurePath) -> int | None:
+    """Return the version of the last checkpoint; None if there is none."""
+    path = table / _LOG / _LAST_CHECKPOINT
+    if not fs.exists(path):
+        return None
+    try:
+        return int(json.loads(fs.read(path))["version"])
+    except (ValueError, KeyError, TypeError):
+        # A power cut can leave the file empty. A new checkpoint replaces it.
+        return None
+
+
 def columns_of(table: PurePath) -> list[tuple[str, str]]:
     """Return the columns of a table with their types, partition columns last."""
     with _told(table):
-        fields = DeltaTable(str(table)).schema().fields
+        fields = open_table(table).schema().fields
     shown = [(item.name, _type_text(item.type)) for item in fields]
     return sorted(shown, key=lambda item: item[0] in PARTITION_COLUMNS)
 
 
-def content(table: PurePath) -> Content:
+def content(table: PurePath, opened: Opener = open_table) -> Content:
     """Return the content of a table."""
     with _told(table):
-        return _content_of(DeltaTable(str(table)))
+        return _content_of(opened(table))
 
 
 def _content_of(delta: DeltaTable) -> Content:

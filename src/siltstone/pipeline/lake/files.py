@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -56,6 +57,11 @@ _WORD_MAX: Final = 64
 _UNIQUE: Final = frozenset({"timestamp", "payload", "serial"})
 # Parquet's name of the elements of the list.
 _WORDS: Final = "levels.list.element"
+_THREADS: Final = 8
+# Fewer items are done one after the other.
+_PARALLEL_MIN: Final = 4
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +157,7 @@ def write_portion(task: WriteTask, fs: FileSystem) -> Written:
     writer = _Writer(task, fs)
     for rule, parts in held.values():
         writer.write(rule, pa.Table.from_batches(parts).cast(ROW_SCHEMA))
+    writer.store()
     return Written(
         files=tuple(writer.files),
         slabs=slabs,
@@ -168,6 +175,7 @@ class _Writer:
     files: list[MadeFile] = field(default_factory=list)
     found: list[tuple[str, Path, str]] = field(default_factory=list)
     left_out: list[tuple[str, Path]] = field(default_factory=list)
+    _pending: list[tuple[PurePath, pa.Buffer]] = field(default_factory=list)
 
     def write(self, rule: Rule, rows: pa.Table) -> None:
         """Write the rows of one rule; if they have new fields that it can add, report these
@@ -196,18 +204,41 @@ class _Writer:
             place = PurePath(*(f"{name}={value}" for name, value in values.items()))
             path = place / f"{self.task.batch:08d}-{secrets.token_hex(8)}.parquet"
             target = PurePath(self.task.lake) / table / path
-            size, stats = write_file(self.fs, target, _laid_out(part))
+            laid_out = _laid_out(part)
+            data, stats = encode_tables(laid_out.schema, [laid_out])
+            self._pending.append((target, data))
             self.files.append(
                 MadeFile(
                     rule=rule.filter,
                     table=table,
                     path=path.as_posix(),
-                    size_bytes=size,
+                    size_bytes=data.size,
                     rows=part.num_rows,
                     partition=values,
                     stats=stats,
                 )
             )
+
+    def store(self) -> None:
+        """Write the files to the disk, durably."""
+        for_each(lambda file: _store(self.fs, *file), self._pending)
+        self._pending.clear()
+
+
+def for_each(act: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """Do something that mostly waits for the disk for each item; return the results in order.
+
+    A disk syncs several files in the time of one, so many items are done by several threads. After
+    an error, the items that no thread has begun are left out.
+    """
+    if len(items) < _PARALLEL_MIN:
+        return [act(item) for item in items]
+    with ThreadPoolExecutor(_THREADS, "siltstone-lake") as threads:
+        try:
+            return list(threads.map(act, items))
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
 
 
 def write_file(fs: FileSystem, path: PurePath, rows: pa.Table) -> tuple[int, str]:
@@ -219,6 +250,21 @@ def write_tables(
     fs: FileSystem, path: PurePath, schema: pa.Schema, tables: Iterable[pa.Table]
 ) -> tuple[int, str]:
     """Write rows that come in parts to one file, as `write_file` does."""
+    data, stats = encode_tables(schema, tables)
+    _store(fs, path, data)
+    return data.size, stats
+
+
+def _store(fs: FileSystem, path: PurePath, data: pa.Buffer) -> None:
+    create_directories(fs, path.parent)
+    with fs.create(path) as file:
+        file.write(memoryview(data))
+        file.sync()
+    fs.sync_directory(path.parent)
+
+
+def encode_tables(schema: pa.Schema, tables: Iterable[pa.Table]) -> tuple[pa.Buffer, str]:
+    """Return rows that come in parts as one Parquet file, and its statistics for Delta."""
     sink = pa.BufferOutputStream()
     words = [
         _WORDS if name == _LEVELS.name else name for name in schema.names if name not in _UNIQUE
@@ -227,12 +273,7 @@ def write_tables(
         for rows in tables:
             writer.write_table(rows, row_group_size=_GROUP_ROWS)
     data = sink.getvalue()
-    create_directories(fs, path.parent)
-    with fs.create(path) as file:
-        file.write(memoryview(data))
-        file.sync()
-    fs.sync_directory(path.parent)
-    return data.size, statistics_of(pq.read_metadata(pa.BufferReader(data)))
+    return data, statistics_of(pq.read_metadata(pa.BufferReader(data)))
 
 
 def _count_slabs(batch: pa.RecordBatch, slabs: dict[str, int]) -> None:

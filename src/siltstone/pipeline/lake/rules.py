@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from siltstone.errors import InvalidTopicError, UsageError
 from siltstone.fs.api import FileSystem
@@ -30,6 +30,7 @@ from siltstone.pipeline.lake.names import (
 )
 from siltstone.pipeline.lake.payloads import DECODERS, DRIFTS, Decoder, Drift, text_columns
 from siltstone.topic.grammar import TopicFilter
+from siltstone.topic.matcher import Matcher
 
 RULES: Final = "rules.toml"
 Partition = Literal["day", "hour"]
@@ -105,22 +106,19 @@ class Rules:
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         ordered = sorted(rules, key=lambda rule: rule.learned)
         self.rules: tuple[Rule, ...] = (*ordered,)
-        self._filters = [TopicFilter.parse(rule.filter) for rule in self.rules]
+        self._matcher: Matcher | None = None
         self._known: dict[str, Rule] = {}
 
     def find(self, topic: str) -> Rule:
         """Return the rule of a topic."""
         rule = self._known.get(topic)
         if rule is None:
-            encoded = topic.encode()
-            rule = next(
-                (
-                    rule
-                    for rule, known in zip(self.rules, self._filters, strict=True)
-                    if known.matches(encoded)
-                ),
-                _FALLBACK,
-            )
+            if self._matcher is None:
+                self._matcher = Matcher()
+                for place, item in enumerate(self.rules):
+                    self._matcher.put(TopicFilter.parse(item.filter).levels, place, place)
+            places = cast("list[int]", self._matcher.match(topic.encode()))
+            rule = self.rules[min(places)] if places else _FALLBACK
             self._known[topic] = rule
         return rule
 
@@ -133,7 +131,8 @@ class Rules:
     ) -> Rules:
         """Return rules that also cover these learned structures, with tables that are not taken."""
         rules = list(self.rules)
-        wide_first = sorted(set(patterns), key=lambda text: (-text.split("/").count("+"), text))
+        wanted = set(patterns) - {rule.filter for rule in rules}
+        wide_first = sorted(wanted, key=lambda text: (-text.split("/").count("+"), text))
         for pattern in wide_first:
             if any(_covers(rule.filter, pattern) for rule in rules):
                 continue
@@ -155,17 +154,23 @@ class Rules:
 
     def changed(self, rule: Rule) -> Rules:
         """Return the rules with the one of this filter replaced."""
-        return Rules(rule if known.filter == rule.filter else known for known in self.rules)
+        return self.replaced([rule])
+
+    def replaced(self, rules: Iterable[Rule]) -> Rules:
+        """Return the rules with those of some filters replaced."""
+        by_filter = {rule.filter: rule for rule in rules}
+        return Rules(by_filter.get(known.filter, known) for known in self.rules)
 
     def with_fields(self, found: Sequence[tuple[str, Path, str]]) -> Rules:
         """Return rules with the found fields added; found has filter, path and type."""
-        rules = self
-        for rule in self.rules:
-            new = [(path, kind) for name, path, kind in found if name == rule.filter]
-            if new:
-                fields = extended(rule.fields, new, rule.taken())
-                rules = rules.changed(replace(rule, fields=fields))
-        return rules
+        by_filter: dict[str, list[tuple[Path, str]]] = {}
+        for name, path, kind in found:
+            by_filter.setdefault(name, []).append((path, kind))
+        return self.replaced(
+            replace(rule, fields=extended(rule.fields, by_filter[rule.filter], rule.taken()))
+            for rule in self.rules
+            if rule.filter in by_filter
+        )
 
     def merged(self, later: Rules) -> Rules:
         """Return these rules plus the additional rules and fields of `later`."""
