@@ -78,6 +78,8 @@ from siltstone.store.directory import Store
 from siltstone.store.slab.marks import write_tiered
 
 _SAMPLE_ROWS: Final = 200
+# The rows of more new rules than these are looked for together.
+_SAMPLED_ALONE: Final = 8
 # A task keeps all of its decoded rows in memory before it writes them.
 _TASK_BYTES: Final = 64 * 1024 * 1024
 # The number of times that a batch is read because of new fields. The last attempt ignores new
@@ -456,15 +458,34 @@ class TierJob:
         taken = [self.database.name, *(name for name in there if there[name] != "rows")]
         rules = known.with_patterns(patterns, self._settings.partition, taken)
         old = {rule.filter for rule in known.rules}
-        return rules.replaced(self._sampled(rule) for rule in rules.rules if rule.filter not in old)
+        new = [rule for rule in rules.rules if rule.filter not in old]
+        samples = self._samples(rules, new) if len(new) > _SAMPLED_ALONE else {}
+        return rules.replaced(
+            self._sampled(rule, samples.get(rule.filter) or self._sample(rule)) for rule in new
+        )
 
-    def _sampled(self, rule: Rule) -> Rule:
-        """Return a new rule with a decoder, and with the fields of the first rows."""
-        payloads = [
+    def _sample(self, rule: Rule) -> list[bytes]:
+        """Return the first payloads of a rule."""
+        return [
             payload
             for batch in self.database.read(rule.filter, columns=["value"], rows_max=_SAMPLE_ROWS)
             for payload in batch.column(0).to_pylist()
         ]
+
+    def _samples(self, rules: Rules, new: Sequence[Rule]) -> dict[str, list[bytes]]:
+        """Return payloads of many rules, found in one look at the first rows of the database."""
+        found: dict[str, list[bytes]] = {rule.filter: [] for rule in new}
+        wanted = _SAMPLE_ROWS * len(new)
+        for batch in self.database.read("#", columns=["topic", "value"], rows_max=wanted):
+            topics, payloads = (column.to_pylist() for column in batch.columns)
+            for topic, payload in zip(topics, payloads, strict=True):
+                sample = found.get(rules.find(topic).filter)
+                if sample is not None and len(sample) < _SAMPLE_ROWS:
+                    sample.append(payload)
+        return found
+
+    def _sampled(self, rule: Rule, payloads: Sequence[bytes]) -> Rule:
+        """Return a new rule with a decoder, and with the fields of some payloads."""
         chosen = Rules(
             Rule(filter=text, table="sample", decode=decoder)
             for text, decoder in self._settings.decode.items()

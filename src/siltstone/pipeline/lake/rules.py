@@ -30,6 +30,7 @@ from siltstone.pipeline.lake.names import (
 )
 from siltstone.pipeline.lake.payloads import DECODERS, DRIFTS, Decoder, Drift, text_columns
 from siltstone.topic.grammar import TopicFilter
+from siltstone.topic.index import TopicIndex
 from siltstone.topic.matcher import Matcher
 
 RULES: Final = "rules.toml"
@@ -130,27 +131,23 @@ class Rules:
         self, patterns: Iterable[str], partition: Partition, taken: Sequence[str] = ()
     ) -> Rules:
         """Return rules that also cover these learned structures, with tables that are not taken."""
-        rules = list(self.rules)
-        wanted = set(patterns) - {rule.filter for rule in rules}
+        ordered = _Ordered(self.rules)
+        wanted = set(patterns) - {rule.filter for rule in self.rules}
         wide_first = sorted(wanted, key=lambda text: (-text.split("/").count("+"), text))
         for pattern in wide_first:
-            if any(_covers(rule.filter, pattern) for rule in rules):
+            if ordered.cover(pattern):
                 continue
             levels = pattern.split("/")
-            rule = Rule(
-                filter=pattern,
-                table=table_name(levels, [*taken, *(known.table for known in rules)]),
-                levels=tuple(level_columns(levels)),
-                partition=partition,
-                learned=True,
+            ordered.insert(
+                Rule(
+                    filter=pattern,
+                    table=table_name(levels, [*taken, *(known.table for known in ordered.rules)]),
+                    levels=tuple(level_columns(levels)),
+                    partition=partition,
+                    learned=True,
+                )
             )
-            covered = (
-                place
-                for place, known in enumerate(rules)
-                if known.learned and _covers(pattern, known.filter)
-            )
-            rules.insert(next(covered, len(rules)), rule)
-        return Rules(rules)
+        return Rules(ordered.rules)
 
     def changed(self, rule: Rule) -> Rules:
         """Return the rules with the one of this filter replaced."""
@@ -174,28 +171,13 @@ class Rules:
 
     def merged(self, later: Rules) -> Rules:
         """Return these rules plus the additional rules and fields of `later`."""
-        known = {rule.filter for rule in self.rules}
-        rules = list(self.rules)
-        for rule in later.rules:
-            if rule.filter not in known:
-                covered = (
-                    place
-                    for place, old in enumerate(rules)
-                    if old.learned and _covers(rule.filter, old.filter)
-                )
-                rules.insert(next(covered, len(rules)), rule)
-                continue
-            place = next(number for number, old in enumerate(rules) if old.filter == rule.filter)
-            old = rules[place]
-            paths = {field.path for field in old.fields}
-            columns = {field.column.lower() for field in old.fields}
-            new = [
-                field
-                for field in rule.fields
-                if field.path not in paths and field.column.lower() not in columns
-            ]
-            rules[place] = replace(old, fields=(*old.fields, *new))
-        return Rules(rules)
+        later_rules = {rule.filter: rule for rule in later.rules}
+        ordered = _Ordered(
+            _with_columns(rule, later_rules.pop(rule.filter, rule)) for rule in self.rules
+        )
+        for rule in later_rules.values():
+            ordered.insert(rule)
+        return Rules(ordered.rules)
 
     def refuse_tables(self, there: Mapping[str, Content], database: str) -> None:
         """Raise UsageError if the table of a rule cannot be used for rows.
@@ -224,6 +206,48 @@ class Rules:
     def to_toml(self) -> str:
         """Return the text of the file that users edit."""
         return TITLE + "".join(_rule_toml(rule.to_json()) for rule in self.rules)
+
+
+class _Ordered:
+    """Rules in their order, to which others are added; it knows which of them cover which."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.rules: list[Rule] = []
+        self._wide = Matcher()
+        self._narrow: TopicIndex[Rule] = TopicIndex()
+        for rule in rules:
+            self._add(rule, len(self.rules))
+
+    def cover(self, pattern: str) -> bool:
+        """Return whether a rule matches all topics of a learned structure."""
+        return bool(self._wide.match(pattern.encode()))
+
+    def insert(self, rule: Rule) -> None:
+        """Add a rule before the learned rules that it covers."""
+        covered = {
+            known.filter
+            for known in self._narrow.match(TopicFilter.parse(rule.filter))
+            if known.learned and _covers(rule.filter, known.filter)
+        }
+        places = (place for place, known in enumerate(self.rules) if known.filter in covered)
+        self._add(rule, next(places, len(self.rules)) if covered else len(self.rules))
+
+    def _add(self, rule: Rule, place: int) -> None:
+        self.rules.insert(place, rule)
+        self._wide.put(TopicFilter.parse(rule.filter).levels, rule.filter, rule)
+        self._narrow.set(rule.filter.encode(), rule)
+
+
+def _with_columns(rule: Rule, later: Rule) -> Rule:
+    """Return a rule with the additional fields of a later form of it."""
+    paths = {field.path for field in rule.fields}
+    columns = {field.column.lower() for field in rule.fields}
+    new = [
+        field
+        for field in later.fields
+        if field.path not in paths and field.column.lower() not in columns
+    ]
+    return replace(rule, fields=(*rule.fields, *new)) if new else rule
 
 
 def load_rules(fs: FileSystem, lake: PurePath) -> Rules:
