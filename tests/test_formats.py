@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 import pytest
 
 from siltstone.rows.batch import row_batch
+from siltstone.settings.declare import encoding_of
 from siltstone.store.directory import VERSION
 from siltstone.store.log.iterator import StreamIterator, StreamRef
 from siltstone.store.log.opening import identity_of
@@ -316,6 +317,7 @@ class TestManifest:
             closed_us=2,
             compacted=(0,),
             compacting=4,
+            encoding=encoding_of(DatabaseSettings()),
         )
         manifest = Manifest(
             database="d",

@@ -191,7 +191,12 @@ class RunningDatabase:
         return Appended(rows=done.rows, duplicate=done.duplicate)
 
     def configure(self, **changes: Any) -> DatabaseSettings:
-        """Change settings for everything that is written from now on. Raises: UsageError."""
+        """Change settings for everything that is written from now on.
+
+        `thresholds` and `compression` apply to the next generation.
+
+        Raises: UsageError.
+        """
         request = ConfigureDatabase(database=self.name, changes=changes)
         return DatabaseSettings.from_json(self._store.run("db-set", request).settings)
 

@@ -83,10 +83,14 @@ class CompactedSegment(Response):
 
 
 class KnownSettings(Response):
-    """A database and all its settings."""
+    """A database and all its settings.
+
+    `pending` has the settings that apply from the next generation on, with the values until then.
+    """
 
     database: str
     settings: dict[str, Any]
+    pending: dict[str, list[Any]] = Field(default_factory=dict)
 
 
 class Dropped(Response):
@@ -131,10 +135,17 @@ def _take_back(store: Store, name: str, failure: SiltstoneError) -> None:
 
 
 def configure_database(host: Host, request: ConfigureDatabase) -> KnownSettings:
-    """Change settings for everything that is written from now on. Raises: UsageError."""
+    """Change settings for everything that is written from now on; those of the encoding apply to
+    the next generation. Raises: UsageError.
+    """
     check_foreign(host, request.database, "changed")
-    settings = opened(host, request.database).configure(**request.changes)
-    return KnownSettings(database=request.database, settings=settings.to_json())
+    database = opened(host, request.database)
+    settings = database.configure(**request.changes)
+    return KnownSettings(
+        database=request.database,
+        settings=settings.to_json(),
+        pending=database.pending_settings(),
+    )
 
 
 def drop_database(host: Host, request: NameDatabase) -> Dropped:

@@ -13,7 +13,7 @@ Values of settings are plain: int, float, str, bool, tuples of int, and None for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cache
@@ -41,9 +41,15 @@ class Kind(Enum):
 
 
 class Scope(Enum):
-    """When a setting may be given: when the database is created, or at any time."""
+    """When a setting may be given, and what a change applies to.
+
+    CREATION: when the database is created. GENERATION: at any time; the settings of the encoding,
+    which the generations that begin later have. LIVE: at any time; everything that is written later
+    has it.
+    """
 
     CREATION = "creation"
+    GENERATION = "generation"
     LIVE = "live"
 
 
@@ -247,6 +253,39 @@ def _declared(kind: Any) -> Mapping[str, Declared]:
             default=field.default,
         )
     return MappingProxyType(found)
+
+
+# The values of the settings of scope GENERATION, by field, in the order of the dataclass.
+Encoding = tuple[tuple[str, Any], ...]
+
+
+def encoding_of(settings: DataclassInstance) -> Encoding:
+    """Return the settings of the encoding, which never change inside a generation."""
+    known = declared(type(settings)).values()
+    return tuple(
+        (each.field, getattr(settings, each.field))
+        for each in known
+        if each.setting.scope is Scope.GENERATION
+    )
+
+
+def with_encoding(settings: S, encoding: Encoding) -> S:
+    """Return settings with another encoding; an empty one changes nothing."""
+    return replace(settings, **dict(encoding)) if encoding else settings
+
+
+def pending(settings: DataclassInstance, encodings: Iterable[Encoding]) -> dict[str, list[Any]]:
+    """Return the settings that differ from these encodings, with the values that they have there.
+
+    They are the settings that apply from the next generation on.
+    """
+    found: dict[str, list[Any]] = {}
+    for encoding in encodings:
+        for field, value in encoding:
+            known = found.get(field, [])
+            if value != getattr(settings, field) and value not in known:
+                found[field] = [*known, value]
+    return found
 
 
 def fixed_fields(kind: type[Any]) -> frozenset[str]:

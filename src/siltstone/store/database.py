@@ -618,8 +618,21 @@ class Database:
         self._writable().leave_free(size_bytes)
 
     def configure(self, **changes: Any) -> DatabaseSettings:
-        """Change settings for everything that is written from now on. Raises: UsageError."""
+        """Change settings for everything that is written from now on.
+
+        The settings of the encoding, `thresholds` and `compression`, apply to the next generation:
+        see `pending_settings`.
+
+        Raises: UsageError.
+        """
         return self._writable().configure(changes)
+
+    def pending_settings(self) -> dict[str, list[Any]]:
+        """Return the settings that apply from the next generation on, by name, with the values that
+        the current slabs of the shards have until then.
+        """
+        rows = self._shards if self._keyed is None else self._keyed
+        return rows.pending_settings()
 
     def refresh(self) -> None:
         """Read from the disk what another process has written; reads do this automatically."""

@@ -24,6 +24,7 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.rows.batch import RowBatch
+from siltstone.settings.declare import encoding_of, pending
 from siltstone.store.feed.changes import ChangeSource, listen_for_changes
 from siltstone.store.feed.feeds import CREDIT, Feeds, Wanted
 from siltstone.store.feed.position import Position
@@ -420,11 +421,23 @@ class KeyValueDatabase:
         return list(due)
 
     def configure(self, **changes: Any) -> KeyValueSettings:
-        """Change settings for everything that is committed from now on. Raises: UsageError."""
+        """Change settings for everything that is committed from now on.
+
+        `thresholds` apply to the next generation.
+
+        Raises: UsageError, also for the thresholds of a plain map, which has one generation.
+        """
         self._check_open()
         with self._configuring:
             settings = self._settings.changed(changes)
+            if not settings.timed and encoding_of(settings) != encoding_of(self._settings):
+                raise UsageError(
+                    "a plain map has one generation, so its thresholds cannot change: create "
+                    "another database"
+                )
             catalog.ensure_changes(self._engine, settings)
+            for queue in self._queues:
+                queue.order(queue.committer.keep_encoding)
             first = self._queues[0]
             first.order(partial(first.committer.put_settings, settings))
             self._settings = settings
@@ -433,6 +446,11 @@ class KeyValueDatabase:
         if not settings.feed_bytes and self._feeds is not None:
             self._feeds.end(_without_changes(self.name))
         return settings
+
+    def pending_settings(self) -> dict[str, list[Any]]:
+        """Return the settings that the next generation will have, with the values until then."""
+        records = [queue.committer.record for queue in self._queues]
+        return pending(self._settings, (record.encoding for record in records))
 
     def size_bytes(self) -> int:
         """Return the approximate disk space of the database in bytes."""

@@ -46,7 +46,11 @@ def test_a_database_lives_by_verbs(host: Host) -> None:
     assert created.settings["segment_bytes"] == 65536
     changes = {"retain_seconds": 60.0}
     changed = run_verb(host, "db-set", ConfigureDatabase(database="x", changes=changes))
-    assert changed.settings == created.settings | changes
+    assert (changed.settings, changed.pending) == (created.settings | changes, {})
+    later = run_verb(
+        host, "db-set", ConfigureDatabase(database="x", changes={"compression": "zstd"})
+    )
+    assert later.pending == {"compression": ["none"]}
     run_verb(host, "seal", NameDatabase(database="x"))
     assert [slab.state for slab in host.store.database("x").slabs()] == ["sealed", "current"]
     run_verb(host, "db-drop", NameDatabase(database="x"))

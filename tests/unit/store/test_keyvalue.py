@@ -493,6 +493,40 @@ class TestSettings:
             changing.join(10)
             assert (len(world.database.slabs()), world.database.settings.max_items) == (2, 7)
 
+    def test_the_encoding_of_a_generation_never_changes(self) -> None:
+        with World(thresholds=(-1,)) as world:
+            world.write("a/1", b"", time_us=1)
+            world.database.configure(thresholds=(-1, 0), max_items=7)
+            assert world.database.pending_settings() == {"thresholds": [(-1,)]}
+            world.write("a/2", b"", time_us=1)
+            world.crash()
+            world.write("a/3", b"", time_us=1)
+            assert world.database.pending_settings() == {"thresholds": [(-1,)]}
+            world.database.seal()
+            assert world.database.pending_settings() == {}
+            world.write("a/4", b"", time_us=1)
+            found = [
+                (stream.slab.generation, stream.pattern) for stream in world.database.streams()
+            ]
+            assert sorted(found) == [(1, "a/1"), (1, "a/2"), (1, "a/3"), (2, "a/+")]
+
+    def test_a_slab_that_an_earlier_version_began_keeps_its_encoding_too(self) -> None:
+        with World(thresholds=(-1,)) as world:
+            (record,) = world.database.slabs()
+            changes = Changes()
+            catalog.put_slab(changes, replace(record, encoding=()))
+            world.engine.write(changes)
+            world.crash().configure(thresholds=(-1, 0))
+            world.crash()
+            world.write("a/1", b"", time_us=1)
+            assert [stream.pattern for stream in world.database.streams()] == ["a/1"]
+
+    def test_the_thresholds_of_a_plain_map_do_not_change(self) -> None:
+        with World(timed=False) as world:
+            with pytest.raises(UsageError, match="one generation, so its thresholds cannot change"):
+                world.database.configure(thresholds=(5,))
+            assert world.database.configure(thresholds=(100, 10), max_items=7).max_items == 7
+
     def test_what_cannot_change_is_refused(self) -> None:
         with World() as world:
             with pytest.raises(UsageError):

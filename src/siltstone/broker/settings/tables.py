@@ -74,6 +74,12 @@ def _type_of(known: Declared) -> Any:
     return value_type if setting.limit is None else Annotated[value_type, _at_most(setting.limit)]
 
 
+_CHANGES: Final = {
+    Scope.CREATION: " It cannot be changed later.",
+    Scope.GENERATION: " A change applies to the next generation.",
+}
+
+
 def _field_of(known: Declared) -> Any:
     setting = known.setting
     bounds: dict[str, Any] = {}
@@ -85,7 +91,7 @@ def _field_of(known: Declared) -> Any:
             "gt": setting.above,
             "multiple_of": setting.multiple_of,
         }
-    fixed = " It cannot be changed later." if setting.scope is Scope.CREATION else ""
+    fixed = _CHANGES.get(setting.scope, "")
     return Field(
         default=known.default,
         description=f"{setting.help}{fixed}",

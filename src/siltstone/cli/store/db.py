@@ -126,6 +126,7 @@ def info(
         database = store.database(name)
         slabs = database.slabs()
         summary = _summary(database, slabs)
+        pending = database.pending_settings()
         recovery = [
             {
                 "slab": str(report.slab),
@@ -140,17 +141,18 @@ def info(
             summary
             | {
                 "settings": database.settings.to_json(),
+                "pending": pending,
                 "slabs": [slab_document(slab) for slab in slabs],
                 "recovery": recovery,
             }
         )
         return
-    _show_info(summary, database.settings, slabs, recovery)
+    _show_info(summary, shown_settings(database.settings, pending), slabs, recovery)
 
 
 def _show_info(
     summary: dict[str, Any],
-    settings: DatabaseSettings,
+    settings: list[tuple[str, str]],
     slabs: list[SlabInfo],
     recovery: list[dict[str, Any]],
 ) -> None:
@@ -159,7 +161,7 @@ def _show_info(
         ("rows", f"{summary['rows']:,}"),
         ("size", format_size(summary["size_bytes"])),
     ]
-    show(facts(totals + shown_settings(settings)))
+    show(facts(totals + settings))
     say("")
     show(slab_table(slabs))
     if recovery:
@@ -210,7 +212,8 @@ def set_settings(
 ) -> None:
     """Change settings of a database.
 
-    The new settings apply to rows that are written later. A running broker is asked to change
+    The new settings apply to rows that are written later; threshold and compression apply to the
+    next generation, which 'siltstone seal' begins at once. A running broker is asked to change
     them.
 
     $ siltstone db set messages rotate=1d retain=30d
@@ -222,9 +225,10 @@ def set_settings(
     known = manage(data, "db-set", ConfigureDatabase(database=name, changes=parsed))
     settings = DatabaseSettings.from_json(known.settings)
     if json:
-        show_json({"database": name, "settings": settings.to_json()})
+        document = {"settings": settings.to_json(), "pending": known.pending}
+        show_json({"database": name} | document)
     else:
-        show(facts(shown_settings(settings)))
+        show(facts(shown_settings(settings, known.pending)))
 
 
 def _refuse_fixed(settings: DatabaseSettings, changes: dict[str, Any]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -76,13 +77,26 @@ def _option_of(known: Declared) -> Any:
     )
 
 
-def shown_settings(settings: DatabaseSettings | KeyValueSettings) -> list[tuple[str, str]]:
-    """Return the option name and the readable value of each setting."""
+def shown_settings(
+    settings: DatabaseSettings | KeyValueSettings,
+    pending: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+) -> list[tuple[str, str]]:
+    """Return the option name and the readable value of each setting.
+
+    `pending` has the values of current slabs, for settings that the next generation has.
+    """
     values = values_of(settings)
     return [
-        (known.option, known.show(values[field]))
+        (known.option, _shown(known, values[field], pending.get(field, ())))
         for field, known in declared(type(settings)).items()
     ]
+
+
+def _shown(known: Declared, value: Any, current: Sequence[Any]) -> str:
+    text = known.show(value)
+    if not current:
+        return text
+    return f"{' and '.join(map(known.show, current))} (next generation: {text})"
 
 
 def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from siltstone.store.slab.manifest import Manifest, SlabId, SlabRecord, SlabState
+from siltstone.store.slab.manifest import Manifest, SlabId, SlabRecord, SlabState, keep_encoding
 from siltstone.store.writer.commit_log import Record, RecordKind
 
 
@@ -113,7 +113,8 @@ class GenerationRecord(Record):
             if (before := known.get(slab.id)) is not None
         ]
         settings = replace(manifest.settings, thresholds=self.thresholds)
-        return replace(manifest.with_slabs([*ended, self.begun]), settings=settings)
+        begun = keep_encoding(self.begun, settings, settings)
+        return manifest.with_settings(settings).with_slabs([*ended, begun])
 
 
 class DropRecord(Record):
@@ -159,7 +160,7 @@ class SettingsRecord(Record):
 
     def change(self, manifest: Manifest) -> Manifest:
         """Return the manifest after this record. Raises: UsageError."""
-        return replace(manifest, settings=manifest.settings.changed(self.changes))
+        return manifest.with_settings(manifest.settings.changed(self.changes))
 
 
 ManifestRecord = GenerationRecord | DropRecord | SettingsRecord

@@ -204,7 +204,13 @@ class Compaction:
         return True
 
     def _adopt(self, record: SlabRecord) -> None:
-        self._leading.manifest.update(lambda manifest: manifest.with_slab(record))
+        def change(manifest: Manifest) -> Manifest:
+            # The settings may have changed since the record was read.
+            known = _record_of(manifest, record.id)
+            encoding = record.encoding if known is None else known.encoding
+            return manifest.with_slab(replace(record, encoding=encoding))
+
+        self._leading.manifest.update(change)
         self._leaders[record.shard].adopt(record)
 
     def _remove(self, job: Job) -> None:

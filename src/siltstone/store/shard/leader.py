@@ -22,6 +22,7 @@ from siltstone.clock import Clock
 from siltstone.errors import ClosedError, CorruptionError, DiskError, NotFoundError, SiltstoneError
 from siltstone.fs.api import FileSystem
 from siltstone.guard import contain
+from siltstone.settings.declare import encoding_of, with_encoding
 from siltstone.store.log.first_slab import begin_in_place
 from siltstone.store.log.opening import RecoveryReport, identity_of, reopen_slab, slab_directory
 from siltstone.store.log.records import DropRecord, GenerationRecord, SettingsRecord
@@ -38,12 +39,11 @@ from siltstone.store.shard.replicated.port import Replication
 from siltstone.store.shard.replicated.router import Router
 from siltstone.store.shard.shard import Role, end_of
 from siltstone.store.slab.manifest import ManifestFile, SlabId, SlabRecord, SlabState
-from siltstone.store.slab.marks import read_seed, sow
+from siltstone.store.slab.marks import Seed, read_seed, sow
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.commit_log import CommitLog, Record
 from siltstone.store.writer.replication.messages import Change
 from siltstone.store.writer.ticket import Ticket
-from siltstone.topic.structure import Structure
 
 # This many shards are opened at the start, and hold a file descriptor all the time. Each further
 # shard is opened when it is first used, and holds a descriptor only while it stores.
@@ -322,7 +322,7 @@ class LeaderShard:
             slab_directory(leading.directory, current.id),
             current,
             identity_of(manifest, current.id),
-            manifest.settings,
+            with_encoding(manifest.settings, current.encoding),
         )
         self._name(*slabs, committer.slab)
         leading.recovered(report)
@@ -462,6 +462,7 @@ class LeaderShard:
         closed_us = since_us
         if since_us is None:
             since_us = until_us = max(until_us, clock.now_us())
+        settings, seed = _next_settings(leading)
         begun = SlabRecord(
             shard=old.shard,
             generation=old.generation + 1,
@@ -470,6 +471,7 @@ class LeaderShard:
             until_us=None,
             created_us=clock.now_us(),
             first_serial=committer.next_serial,
+            encoding=encoding_of(settings),
         )
         ended = [
             replace(
@@ -477,13 +479,15 @@ class LeaderShard:
                 state=SlabState.SEALED,
                 until_us=until_us,
                 until_serial=begun.first_serial,
+                encoding=(),
             )
         ]
         if closed_us is not None:
             ended = _closed_by(closed_us, ended[0], manifest.slabs_of(self.number))
         final_structure, producers = committer.state()
-        structure = committer.inherited()
-        settings = _sow(leading, structure)
+        structure = committer.inherited(settings.thresholds)
+        if seed is not None:
+            sow(structure, seed)
         return GenerationRecord(
             ended=ended,
             begun=begun,
@@ -501,7 +505,9 @@ class LeaderShard:
         committer.seal(record.final_structure, record.producers)
         manifest = leading.manifest.current
         settings = replace(
-            manifest.settings, thresholds=record.thresholds, segment_bytes=record.segment_bytes
+            with_encoding(manifest.settings, record.begun.encoding),
+            thresholds=record.thresholds,
+            segment_bytes=record.segment_bytes,
         )
         successor = begin_in_place(
             leading.fs,
@@ -560,13 +566,12 @@ def _closed_by(
     ]
 
 
-def _sow(leading: Leading, structure: Structure) -> DatabaseSettings:
-    """Apply the seed for the next generation to a structure; return its settings."""
+def _next_settings(leading: Leading) -> tuple[DatabaseSettings, Seed | None]:
+    """Return the settings of the next generation, and the seed that it begins with."""
     settings = leading.manifest.current.settings
     # A damaged seed is ignored, because it must not prevent a slab from being sealed.
     with suppress(CorruptionError):
         seed = read_seed(leading.fs, leading.directory)
         if seed is not None:
-            sow(structure, seed)
-            return replace(settings, thresholds=seed.thresholds or settings.thresholds)
-    return settings
+            return replace(settings, thresholds=seed.thresholds or settings.thresholds), seed
+    return settings, None

@@ -23,6 +23,7 @@ from siltstone.fs.api import FileSystem
 from siltstone.fs.api import Lock as FileLock
 from siltstone.fs.publish import create_directories
 from siltstone.guard import contain
+from siltstone.settings.declare import pending
 from siltstone.store.log.first_slab import first_slab
 from siltstone.store.log.opening import RecoveryReport
 from siltstone.store.log.records import DropRecord, SettingsRecord
@@ -289,6 +290,11 @@ class Shards:
                 if queue is not None:
                     queue.configure(settings)
         return settings
+
+    def pending_settings(self) -> dict[str, list[Any]]:
+        """Return the settings that the next generation will have, with the values until then."""
+        manifest = self.manifest
+        return pending(manifest.settings, (record.encoding for record in manifest.slabs))
 
     def add_log(self, topic: str) -> int:
         """Create a shard for a topic, durably; return its number.

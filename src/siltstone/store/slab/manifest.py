@@ -27,7 +27,7 @@ from enum import Enum
 from hashlib import blake2b
 from pathlib import PurePath
 from threading import Lock
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from crc32c import crc32c
 
@@ -41,6 +41,7 @@ from siltstone.errors import (
 )
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import replace_file, sweep_temporaries
+from siltstone.settings.declare import Encoding, encoding_of
 from siltstone.store.slab.added_logs import (
     AddedLog,
     append_log,
@@ -51,6 +52,9 @@ from siltstone.store.slab.added_logs import (
 )
 from siltstone.store.slab.identity import DatabaseIdentity
 from siltstone.store.slab.settings import DatabaseSettings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 MANIFEST: Final = "manifest"
 RESERVE: Final = "reserve"
@@ -108,6 +112,9 @@ class SlabRecord:
     # replaced, or was when a crash happened.
     compacted: tuple[int, ...] = ()
     compacting: int | None = None
+    # The encoding of a current slab, if the settings have changed since it began, else empty. A
+    # slab of a key-value database always has it, unless an earlier version began it.
+    encoding: Encoding = ()
 
     @property
     def id(self) -> SlabId:
@@ -135,18 +142,40 @@ class SlabRecord:
             fields["compacted"] = list(self.compacted)
         if self.compacting is not None:
             fields["compacting"] = self.compacting
+        if self.encoding:
+            fields["encoding"] = dict(self.encoding)
         return fields
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SlabRecord:
         """Create a record from JSON values."""
-        compacted = tuple(values.get("compacted", ()))
-        return cls(**{**values, "state": SlabState(values["state"]), "compacted": compacted})
+        plain = {
+            **values,
+            "state": SlabState(values["state"]),
+            "compacted": tuple(values.get("compacted", ())),
+            "encoding": tuple(
+                (name, tuple(value) if isinstance(value, list) else value)
+                for name, value in values.get("encoding", {}).items()
+            ),
+        }
+        return cls(**plain)
 
     @property
     def ended_us(self) -> int | None:
         """The time after the arrival of the last row; None for the current slab."""
         return self.until_us if self.closed_us is None else self.closed_us
+
+
+def keep_encoding(
+    record: SlabRecord, before: DataclassInstance, after: DataclassInstance
+) -> SlabRecord:
+    """Return the record of a slab that keeps its encoding when the settings change."""
+    if record.state is not SlabState.CURRENT:
+        return record
+    encoding = record.encoding or encoding_of(before)
+    if encoding == encoding_of(after):
+        encoding = ()
+    return record if encoding == record.encoding else replace(record, encoding=encoding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +277,11 @@ class Manifest:
         slabs = {slab.id: slab for slab in self.slabs}
         slabs.update((record.id, record) for record in records)
         return replace(self, slabs=tuple(slabs[slab] for slab in sorted(slabs)))
+
+    def with_settings(self, settings: DatabaseSettings) -> Manifest:
+        """Return a manifest with other settings; the current slabs keep their encoding."""
+        slabs = tuple(keep_encoding(slab, self.settings, settings) for slab in self.slabs)
+        return replace(self, settings=settings, slabs=slabs)
 
     def merged(self, mine: Manifest, led: Container[int]) -> Manifest:
         """Return this manifest with the slabs of the led shards as they are in `mine`."""

@@ -46,6 +46,7 @@ THRESHOLDS: Final = Setting(
     kind=Kind.LEVELS,
     low=NEVER,
     high=THRESHOLD_MAX,
+    scope=Scope.GENERATION,
     option="threshold",
     help="Number of distinct words per topic level before the level is treated as variable. The "
     "last number applies to deeper levels. 0: every level is variable; -1: no level is.",
@@ -156,7 +157,13 @@ class DatabaseSettings:
         ),
     ] = 1024 * 1024 * 1024
     compression: Annotated[
-        str, Setting(kind=Kind.CHOICE, choices=COMPRESSIONS, help="Compression of the rows.")
+        str,
+        Setting(
+            kind=Kind.CHOICE,
+            choices=COMPRESSIONS,
+            scope=Scope.GENERATION,
+            help="Compression of the rows.",
+        ),
     ] = "none"
     flush_interval: Annotated[float, FLUSH_INTERVAL] = 0.01
     idle_flush_interval: Annotated[float, IDLE_FLUSH_INTERVAL] = 0.0

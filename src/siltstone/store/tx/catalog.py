@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from siltstone.clock import Clock
 from siltstone.errors import CorruptionError, UsageError
+from siltstone.settings.declare import encoding_of
 from siltstone.store.kv.api import DEFAULT_FAMILY, Changes, Engine
 from siltstone.store.kv.slab import KeyValueSlab
 from siltstone.store.slab.identity import DatabaseIdentity
@@ -106,6 +107,7 @@ def create(engine: Engine, clock: Clock, settings: KeyValueSettings) -> None:
                 since_us=now,
                 until_us=None,
                 created_us=now,
+                encoding=encoding_of(settings),
             ),
         )
     engine.write(changes)

@@ -219,6 +219,7 @@ def test_a_database_is_shown_with_settings_slabs_and_totals(metrics: CommandLine
         "rows": 2,
         "size_bytes": slab["size_bytes"],
         "settings": DatabaseSettings(segment_bytes=64 * 1024).to_json(),
+        "pending": {},
         "recovery": [],
     }
     lines = metrics("db", "info", "metrics").lines
@@ -283,10 +284,22 @@ def test_a_person_is_asked_before_a_database_is_dropped(
 def test_settings_are_changed_by_name(metrics: CommandLine) -> None:
     outcome = metrics("db", "set", "metrics", "retain=7d", "quota=none", "threshold=7", "--json")
     changed = DatabaseSettings(segment_bytes=64 * 1024, retain_seconds=604_800.0, thresholds=(7,))
-    assert outcome.document == {"database": "metrics", "settings": changed.to_json()}
+    # The slab keeps its thresholds.
+    assert outcome.document == {
+        "database": "metrics",
+        "settings": changed.to_json(),
+        "pending": {"thresholds": [[100, 10]]},
+    }
     assert settings_of(metrics) == changed
     shown = metrics("db", "set", "metrics", "retain=none")
     assert "retain               none" in shown.lines
+    for lines in (shown.lines, metrics("db", "info", "metrics").lines):
+        assert "threshold            100,10 (next generation: 7)" in lines
+    assert metrics("db", "info", "metrics", "--json").document["pending"] == {
+        "thresholds": [[100, 10]]
+    }
+    metrics("seal", "metrics")
+    assert "threshold            7" in metrics("db", "info", "metrics").lines
 
 
 @pytest.mark.parametrize(

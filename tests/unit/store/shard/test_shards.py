@@ -34,8 +34,11 @@ from siltstone.store.log.records import (
     SettingsRecord,
     record_of,
 )
+from siltstone.store.log.slab import Slab
+from siltstone.store.log.write.committer import COMPRESSION
 from siltstone.store.log.write.layout import LogLayout
 from siltstone.store.segment.chain import directory_bytes
+from siltstone.store.segment.frame import PLAIN
 from siltstone.store.shard.shards import Shards
 from siltstone.store.shard.upkeep import Reclaimable
 from siltstone.store.slab.drops import Why
@@ -68,6 +71,19 @@ def current(shard: int, generation: int, since: int, created_: int) -> SlabRecor
 
 def sealed(record: SlabRecord, until: int) -> SlabRecord:
     return replace(record, state=SlabState.SEALED, until_us=NOW_US + until)
+
+
+def patterns_of(slab: Slab) -> list[bytes]:
+    return sorted(match.stream.pattern for match in slab.match(TopicFilter.parse("#")))
+
+
+def encodings_of(slab: Slab) -> set[int]:
+    segments = [handle.segment() for handle in slab.handles()]
+    return {
+        segment.checked_header(number).compression
+        for segment in segments
+        for number in range(segment.index.frame_count)
+    }
 
 
 def ids(slabs: Shards) -> list[tuple[int, int]]:
@@ -171,6 +187,66 @@ class TestTurnOver:
                 for slab in slabs.all()
             ]
         assert patterns == [[b"a/1", b"a/2"], [b"a/+"]]
+
+    @pytest.mark.parametrize("sealed_by", ["command", "size"])
+    def test_the_encoding_of_a_generation_never_changes(self, sealed_by: str) -> None:
+        fs = MemoryFileSystem()
+        with opened(World(fs), thresholds=(-1,), rotate_bytes=3 * SEGMENT_BYTES) as slabs:
+            append(slabs, "a/1", "a/2")
+            slabs.configure({"thresholds": [-1, 0], "compression": "zstd", "max_items": 7})
+            # Live settings apply at once.
+            assert slabs.leader(0).queue().committer.settings.max_items == 7
+            append(slabs, "a/3", "b/1", "b/2")
+            assert slabs.pending_settings() == {"thresholds": [(-1,)], "compression": ["none"]}
+            # The power is cut here: the disk has only what was synced.
+            crashed = fs.crash_clone()
+        for _ in range(2):
+            with opened(World(crashed)) as slabs:
+                assert slabs.manifest.settings.thresholds == (-1, 0)
+                assert slabs.pending_settings() == {"thresholds": [(-1,)], "compression": ["none"]}
+                append(slabs, "c/1", "c/2")
+        with opened(World(crashed)) as slabs:
+            if sealed_by == "command":
+                slabs.seal()
+            else:
+                append(slabs, "a/1", size_bytes=SEGMENT_BYTES)
+                append(slabs, "a/1", size_bytes=SEGMENT_BYTES)
+                append(slabs, "a/1", size_bytes=SEGMENT_BYTES)
+            assert slabs.pending_settings() == {}
+            append(slabs, "a/1", "b/1", "c/2", size_bytes=1000)
+        with opened(World(crashed)) as slabs:
+            assert slabs.pending_settings() == {}
+            first, second = slabs.all()
+            assert (patterns_of(first), encodings_of(first)) == (
+                [b"a/1", b"a/2", b"a/3", b"b/1", b"b/2", b"c/1", b"c/2"],
+                {PLAIN},
+            )
+            assert patterns_of(second) == [b"a/+", b"b/+", b"c/+"]
+            assert COMPRESSION["zstd"] in encodings_of(second)
+
+    def test_the_former_encoding_may_be_set_again_before_the_roll(self) -> None:
+        with opened(World(), thresholds=(-1,)) as slabs:
+            before = slabs.manifest
+            slabs.configure({"thresholds": [5]})
+            slabs.configure({"thresholds": [7]})
+            assert slabs.pending_settings() == {"thresholds": [(-1,)]}
+            slabs.configure({"thresholds": [-1]})
+            assert slabs.pending_settings() == {}
+            assert slabs.manifest == before
+
+    def test_the_seed_of_one_shard_does_not_change_the_encoding_of_another(self) -> None:
+        world = World()
+        with opened(world, shards=2, thresholds=(-1,)) as slabs:
+            write_seed(world.fs, HOME, Seed((), (-1, 0)))
+            slabs.leader(0).queue().turn()
+            assert slabs.manifest.settings.thresholds == (-1, 0)
+            assert slabs.pending_settings() == {"thresholds": [(-1,)]}
+            for shard in (0, 1):
+                append(slabs, "a/1", shard=shard)
+        with opened(world) as slabs:
+            append(slabs, "a/2", shard=1)
+            found = {str(slab.id): patterns_of(slab) for slab in slabs.all()}
+        assert found == {"0/1": [], "0/2": [b"a/+"], "1/1": [b"a/1", b"a/2"]}
 
     def test_a_generation_turns_by_size(self) -> None:
         with opened(World(), rotate_bytes=2 * SEGMENT_BYTES) as slabs:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import PurePath
 
 import pytest
 
 from siltstone.clock import ManualClock
 from siltstone.errors import CorruptionError, UsageError
+from siltstone.settings.declare import encoding_of
 from siltstone.store.kv.api import DEFAULT_FAMILY, Changes
 from siltstone.store.kv.memory import MemoryEngine
 from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
@@ -44,8 +46,8 @@ def test_a_new_database_has_settings_and_a_slab_a_shard() -> None:
     assert catalog.is_created(engine)
     assert catalog.read_settings(engine) == SETTINGS
     assert catalog.read_slabs(engine) == {
-        SlabId(0, 1): record_of(0, 1),
-        SlabId(1, 1): record_of(1, 1),
+        SlabId(0, 1): replace(record_of(0, 1), encoding=encoding_of(SETTINGS)),
+        SlabId(1, 1): replace(record_of(1, 1), encoding=encoding_of(SETTINGS)),
     }
     assert [catalog.read_state(engine, n) for n in range(2)] == [
         ShardState(term=0, serial=0, timestamp_us=0)

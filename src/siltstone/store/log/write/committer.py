@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -26,6 +26,7 @@ from siltstone.errors import (
     SiltstoneError,
     StorageFullError,
 )
+from siltstone.settings.declare import encoding_of, with_encoding
 from siltstone.store.log.records import RollRecord
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.blocks import cooked_block, encode_block, room_for_frame
@@ -441,13 +442,10 @@ class Committer:
         return self._active().segment.index.next_serial >= self.next_serial
 
     def configure(self, settings: DatabaseSettings) -> None:
-        """Apply these settings from now on."""
-        learns_anew = (settings.thresholds, settings.topic_cache) != (
-            self.settings.thresholds,
-            self.settings.topic_cache,
-        )
-        self.settings = settings
-        if learns_anew:
+        """Apply these settings from now on; the slab keeps its encoding."""
+        is_resized = settings.topic_cache != self.settings.topic_cache
+        self.settings = with_encoding(settings, encoding_of(self.settings))
+        if is_resized:
             self._cook = self._new_cook()
 
     def is_scattered(self, frames_min: int, rows_max: int, before_us: int) -> bool:
@@ -485,11 +483,11 @@ class Committer:
         """Return the structure and the producers, encoded for the start or the end of a segment."""
         return self.slab.export(), self._producers.encode()
 
-    def inherited(self) -> Structure:
-        """Return the structure with which the next generation begins."""
+    def inherited(self, thresholds: Sequence[int]) -> Structure:
+        """Return the structure of the next generation, which has these thresholds."""
         published = Structure(list(self.settings.thresholds))
         published.apply(self.slab.export())
-        return published.inherit(list(self.settings.thresholds))
+        return published.inherit(list(thresholds))
 
     def _new_cook(self) -> Cook:
         structure = Structure(list(self.settings.thresholds))

@@ -28,6 +28,7 @@ from siltstone.errors import (
     Unmet,
     UsageError,
 )
+from siltstone.settings.declare import encoding_of, with_encoding
 from siltstone.store.kv.api import Changes, Engine
 from siltstone.store.kv.keys import STATE_KEY, encode_state
 from siltstone.store.kv.slab import KeyValueSlab
@@ -180,6 +181,17 @@ class Committer:
         catalog.put_settings(changes, settings)
         self._commit(RecordKind.SETTINGS, changes, "")
 
+    def keep_encoding(self) -> None:
+        """Store the encoding of the slab, if an earlier version began it. The settings may change
+        then. Raises: the errors of the engine.
+        """
+        if not self.record.encoding:
+            changes = Changes()
+            record = replace(self.record, encoding=encoding_of(self.settings))
+            catalog.put_slab(changes, record)
+            self._commit(RecordKind.SETTINGS, changes, "")
+            self.record = record
+
     def _commit(self, kind: RecordKind, changes: Changes, family: str) -> None:
         """Make a change durable that is not a group of transactions."""
         try:
@@ -193,7 +205,7 @@ class Committer:
         return catalog.find_id(self._engine, self.record.shard, digest)
 
     def configure(self, settings: KeyValueSettings) -> None:
-        """Apply these settings from now on; thresholds apply from the next generation on."""
+        """Apply these settings from now on; the slab keeps its encoding."""
         self.settings = settings
         self._recent.bound(settings.conflict_writes_max, settings.conflict_window)
         # It is empty: the thread of the shard calls this between two groups.
@@ -202,7 +214,8 @@ class Committer:
     def _begin(self, slab: KeyValueSlab) -> None:
         """Begin to write to a slab, with an empty group."""
         self.slab = slab
-        self._structure = Structure(list(self.settings.thresholds))
+        settings = with_encoding(self.settings, self.record.encoding)
+        self._structure = Structure(list(settings.thresholds))
         self._structure.apply(slab.export())
         self._recent = RecentWrites(
             self.settings.conflict_writes_max,
@@ -481,6 +494,7 @@ class Committer:
             until_us=None,
             created_us=self._clock.now_us(),
             first_serial=self.serial + 1,
+            encoding=encoding_of(self.settings),
         )
         changes = Changes()
         catalog.put_slab(changes, sealed)

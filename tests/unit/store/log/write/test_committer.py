@@ -231,7 +231,7 @@ class TestOutcomes:
         assert isinstance(bad, InvalidTopicError)
         assert (len(fs.operations), committer.slab.export()) == before
         committer.commit([call_on("t")])
-        assert [stream.pattern for stream in committer.inherited().streams()] == []
+        assert [stream.pattern for stream in committer.inherited((-1, 1)).streams()] == []
         assert topics_of(committer.slab) == ["t"]
 
 
@@ -571,7 +571,7 @@ class TestSeal:
         call = call_on("a/1", "a/2", "$SYS/1/x", "$SYS/2/x", "b")
         call.producer, call.sequence = PRODUCER, 3
         committer.commit([call])
-        structure, (_, producers) = committer.inherited(), committer.state()
+        structure, (_, producers) = committer.inherited((-1, 1)), committer.state()
         patterns = sorted((stream.pattern, stream.special) for stream in structure.streams())
         assert patterns == [(b"$SYS/+/x", True), (b"a/+", False)]
         assert structure.has_pending() is False
