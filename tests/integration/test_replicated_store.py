@@ -54,6 +54,21 @@ class Three:
         database = self.databases[name] = store.ensure("m", SETTINGS)
         return database
 
+    def start_cut(
+        self, name: str, *, copies: int = 1 << 60, operations: int | None = None
+    ) -> MemorySite:
+        """Start a site that can copy only so many parts, or whose power is cut while it copies;
+        return it when that has happened, or when it has copied.
+        """
+        site = self.sites[name] = self.logs.site(name)
+        site.copies = copies
+        site.cut_after = operations
+        store = site.open(self.files[name])
+        self.closing.callback(_close, store)
+        self.databases[name] = store.ensure("m", SETTINGS)
+        until(lambda: site.copying is not None, f"{name} begins to copy")
+        return site
+
     def lead(self, name: str) -> None:
         log = self.sites[name].attached["m", 0]
         log.claim()

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import PurePath
 from threading import RLock
 
 from siltstone.clock import Clock, SystemClock
-from siltstone.errors import SiltstoneError
+from siltstone.errors import ClosedError, CorruptionError, OutcomeUnknownError, SiltstoneError
 from siltstone.fs.api import FileSystem
+from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.store.directory import Store
 from siltstone.store.shard.replicated.calls import decode_call, encode_answer
+from siltstone.store.shard.replicated.copying import (
+    CopyFile,
+    Offer,
+    collect,
+    digest_of_file,
+    read_part,
+)
 from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.shard.replicated.port import Founding
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.replication.codec import encode
-from siltstone.store.writer.replication.follower import Bounds
+from siltstone.store.writer.replication.follower import Bounds, Status
 from siltstone.store.writer.replication.messages import Genesis
 from siltstone.store.writer.ticket import Ticket
 
@@ -30,6 +40,8 @@ class SharedLogs:
     def __init__(self) -> None:
         self.lock = RLock()
         self.messages: dict[Key, list[bytes]] = {}
+        # The messages before it are trimmed.
+        self.first = 1
         self.founded: dict[str, Founding] = {}
         self.sites: dict[str, MemorySite] = {}
 
@@ -49,7 +61,6 @@ class MemorySite:
 
     def __init__(self, name: str, logs: SharedLogs) -> None:
         self.site = name
-        self.boot = secrets.randbits(63)
         self.logs = logs
         self.attached: dict[Key, ReplicatedLog] = {}
         # What this site publishes is lost while it is set.
@@ -58,6 +69,13 @@ class MemorySite:
         self.loses_answers = False
         # What this site publishes is stored twice while it is set.
         self.repeats = False
+        # How many parts of files this site may still copy from others.
+        self.copies = 1 << 60
+        # After so many operations of the copy the power is cut.
+        self.cut_after: int | None = None
+        self.copying: threading.Thread | None = None
+        self.fetched = -1
+        self.failed: BaseException | None = None
         with logs.lock:
             logs.sites[name] = self
 
@@ -72,6 +90,9 @@ class MemorySite:
                 known[database] = Founding(salt=salt, created_us=1_000_000, settings=settings)
             return known[database]
 
+    def boot(self) -> int:
+        return secrets.randbits(63)
+
     def producer(self) -> bytes:
         return secrets.token_bytes(16)
 
@@ -81,8 +102,10 @@ class MemorySite:
             genesis = encode(Genesis(log.identity, NONCE))
             messages = self.logs.messages.setdefault(key, [genesis])
             self.attached[key] = log
-            log.found(Bounds(first=1, last=len(messages), nonce=NONCE))
+            log.found(Bounds(first=self.logs.first, last=len(messages), nonce=NONCE))
             start = log.view.progress.sequence
+            if start + 1 < self.logs.first:
+                return
             for sequence, data in enumerate(messages[start:], start + 1):
                 log.deliver(sequence, data)
 
@@ -101,6 +124,34 @@ class MemorySite:
 
     def fetch(self, log: ReplicatedLog, sequence: int, reason: str) -> None:
         raise AssertionError(f"a log in memory has no gaps: {sequence} {reason}")
+
+    def copy(self, log: ReplicatedLog, first: int) -> None:
+        # Not on the thread of the shard, which the installation ends.
+        thread = threading.Thread(target=self._copy, args=(log,))
+        thread.start()
+        self.copying = thread
+
+    def _copy(self, log: ReplicatedLog) -> None:
+        key = (log.database, log.shard)
+        peers = [site for name, site in self.logs.sites.items() if name != self.site]
+        for peer in peers:
+            other = peer.attached.get(key)
+            if other is not None and other.view.status is Status.CURRENT:
+                found: Future[Offer | None] = Future()
+                other.ask_for_offer(found.set_result)
+                offer = found.result(20.0)
+                assert offer is not None
+                offer = Offer.decode(offer.encode())
+                source = _Files(self, other)
+                if self.cut_after is not None:
+                    assert isinstance(log.fs, MemoryFileSystem)
+                    log.fs.operations_left = self.cut_after
+                try:
+                    self.fetched = collect(log.staging(), offer, source)
+                    log.install(offer)
+                except (PowerCut, ClosedError, OutcomeUnknownError, CorruptionError) as exc:
+                    self.failed = exc
+                return
 
     def send(
         self, log: ReplicatedLog, site: str, call: bytes, then: Callable[[bytes | None], None]
@@ -125,6 +176,25 @@ class MemorySite:
             self.attached.clear()
             if self.logs.sites.get(self.site) is self:
                 del self.logs.sites[self.site]
+
+
+class _Files:
+    """The files of another site."""
+
+    def __init__(self, site: MemorySite, log: ReplicatedLog) -> None:
+        self._site = site
+        self._log = log
+
+    def digest(self, file: CopyFile) -> bytes:
+        return digest_of_file(self._log.fs, self._log.place, file.path, file.end)
+
+    def read(self, file: CopyFile, start: int) -> Iterator[bytes]:
+        for at in range(start, file.end, 8192):
+            if self._site.copies == 0:
+                raise OutcomeUnknownError("the other site does not answer")
+            self._site.copies -= 1
+            length = min(8192, file.end - at)
+            yield read_part(self._log.fs, self._log.place, file.path, at, length)
 
 
 def _answer(ticket: Ticket) -> bytes | None:

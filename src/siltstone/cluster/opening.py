@@ -18,6 +18,8 @@ def make_site(
     listen: str,
     secret_file: str,
     nats_server: str,
+    away_after: float,
+    copy_rate: int,
     data: str,
     clock: Clock,
 ) -> ClusterSite:
@@ -35,6 +37,8 @@ def make_site(
             listen=Address.parse(listen) if listen else None,
             secret=secret,
             program=nats_server,
+            away_after=away_after,
+            copy_rate=copy_rate,
             directory=StorePaths(absolute_path(data)).cluster,
         ),
         fs,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ from siltstone.store.shard.replicated.log import EPOCH
 from siltstone.store.shard.replicated.port import Founding
 from siltstone.store.slab.manifest import Manifest
 from siltstone.store.slab.settings import DatabaseSettings
-from siltstone.store.writer.replication.membership import Placement, trim
+from siltstone.store.writer.replication.membership import Placement
 from siltstone.store.writer.replication.messages import DIGEST_BYTES, Identity
 
 BUCKET: Final = "siltstone"
@@ -164,34 +164,25 @@ class Registry:
             await self._found_streams(known)
         return known
 
-    async def plan_trim(
-        self, key: str, synced: Mapping[str, int], last: int, now_us: int
-    ) -> int | None:
-        """Write down how far the log of a shard is trimmed; return the new first sequence.
+    async def placement(self, key: str) -> tuple[Placement | None, int]:
+        """Return the placement of a shard, and its revision for `place`. Raises: NatsError."""
+        try:
+            entry = await self.bucket.get(f"place.{key}")
+        except KeyNotFoundError:
+            return None, 0
+        assert entry.value is not None
+        return decode_placement(entry.value), entry.revision or 0
 
-        All sites of the cluster are in sync: a site that is away stops all trimming, because it
-        could not come back. None if there is nothing to trim, or if another site was faster.
+    async def place(self, key: str, placement: Placement, revision: int) -> bool:
+        """Replace the placement of a shard; return False if another site was faster.
 
         Raises: NatsError.
         """
-        name = f"place.{key}"
         try:
-            entry = await self.bucket.get(name)
-            assert entry.value is not None
-            before, revision = decode_placement(entry.value), entry.revision
-        except KeyNotFoundError:
-            sites = frozenset(synced)
-            before, revision = Placement(replicas=sites, insync=sites), 0
-        if before.insync != frozenset(synced):
-            return None
-        after = trim(before, synced=synced, holds=(), last=last, now_us=now_us)
-        if after is None:
-            return None
-        try:
-            await self.bucket.update(name, encode_placement(after), revision)
+            await self.bucket.update(f"place.{key}", encode_placement(placement), revision)
         except KeyWrongLastSequenceError:
-            return None
-        return after.trim
+            return False
+        return True
 
     async def _found_streams(self, known: Registered) -> None:
         for shard, nonce in enumerate(known.nonces):

@@ -47,6 +47,10 @@ class ClusterSettings:
     nats: str = ""
     program: str = ""
     directory: PurePath
+    # When a site that is not heard leaves the in-sync sites.
+    away_after: float = 60.0
+    # Bytes per second that are copied from another site.
+    copy_rate: int = 100 * 1024 * 1024
 
     @property
     def replicas(self) -> int:

@@ -35,6 +35,7 @@ _IDLE_SECONDS: Final = 0.5
 # The server says every idle period that it is there; without a word for this long, ask anew.
 _SILENT_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 5.0
+_BEHIND_SECONDS: Final = 1.0
 _SECOND_NS: Final = 1_000_000_000
 _NO_STREAM: Final = 10059
 
@@ -140,6 +141,8 @@ class LogTail:
         self._bounds = BoundsWatch()
         self.first = 1
         self.last = 0
+        # The size of a message, on average.
+        self.message_bytes = 0
         # How often in a row the next message was missing.
         self.gaps = 0
 
@@ -152,6 +155,11 @@ class LogTail:
         try:
             while self.shard.reads:
                 try:
+                    await self.look()
+                    if self.first > self._next:
+                        # The shard is copied from another site, and then has another tail.
+                        await asyncio.sleep(_BEHIND_SECONDS)
+                        continue
                     await asyncio.wait_for(self._open(), _OPEN_SECONDS)
                     await self._watch()
                 except (TimeoutError, NatsError, ApiError, OSError) as exc:
@@ -183,6 +191,7 @@ class LogTail:
         nonce = bytes.fromhex(config.get("metadata", {}).get("nonce", ""))
         bounds = Bounds(first=state["first_seq"], last=state["last_seq"], nonce=nonce)
         self.first, self.last = bounds.first, bounds.last
+        self.message_bytes = state["bytes"] // max(1, state["messages"])
         read = self.shard.view.progress.sequence
         now_us = int(asyncio.get_running_loop().time() * 1e6)
         if nonce != self._nonce or self._bounds.is_believed(bounds.last, read, now_us):
@@ -195,7 +204,6 @@ class LogTail:
     async def _open(self) -> None:
         await self._drop()
         self._again.clear()
-        await self.look()
         inbox = self._client.new_inbox()
         self._subscription = await self._client.subscribe(
             inbox, cb=self._take, pending_msgs_limit=-1, pending_bytes_limit=-1

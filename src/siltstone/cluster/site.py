@@ -16,6 +16,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +28,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from siltstone.clock import Clock
+from siltstone.cluster.copying import PeerFiles, answer_request
 from siltstone.cluster.nats_process import PAYLOAD_MAX, USER, NatsProcess
 from siltstone.cluster.registry import Registered, Registry, patiently
 from siltstone.cluster.settings import ClusterSettings
@@ -36,11 +38,21 @@ from siltstone.fs.api import FileSystem
 from siltstone.guard import contain
 from siltstone.logs import log
 from siltstone.store.shard.replicated.calls import decode_call, encode_answer
+from siltstone.store.shard.replicated.copying import collect
 from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.shard.replicated.port import Founding
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.replication.follower import Progress, Status
 from siltstone.store.writer.replication.health import ClaimTimer, OutboxTimer
+from siltstone.store.writer.replication.membership import (
+    HOLD_US,
+    Hold,
+    Placement,
+    is_behind,
+    leave,
+    next_placement,
+    trim,
+)
 from siltstone.store.writer.ticket import Ticket
 
 _LOG: Final = logging.getLogger("siltstone.cluster")
@@ -57,8 +69,11 @@ _BEATS: Final = "silt.beat"
 _PING_SECONDS: Final = 3
 _RECONNECT_SECONDS: Final = 0.1
 _TIDY_SECONDS: Final = 2.0
+# A part of a file, or the digest of a whole one.
+_COPY_SECONDS: Final = 30.0
+_COPY_AGAIN_SECONDS: Final = 1.0
 _TIDY_LIMIT: Final = 10.0
-# A log is trimmed when it has this many messages that all sites have synced.
+# A log is trimmed when it has this many messages that all in-sync sites have synced.
 _TRIM_MESSAGES: Final = 200
 
 
@@ -71,6 +86,9 @@ class _Shard:
     outbox: OutboxTimer = field(default_factory=OutboxTimer)
     tail: LogTail | None = None
     task: asyncio.Task[None] | None = None
+    # As it was last read.
+    placement: Placement | None = None
+    leading_since: float = 0.0
 
 
 @dataclass(slots=True)
@@ -79,6 +97,27 @@ class _Peer:
 
     heard_at: float
     shards: dict[str, dict[str, Any]]
+
+
+@dataclass(slots=True)
+class Copying:
+    """A copy of a shard that is under way."""
+
+    first: int
+    peer: str = ""
+    hold: int = 0
+    size_bytes: int = 0
+    source: PeerFiles | None = None
+    stop: Event = field(default_factory=Event)
+
+    def begin(self, size_bytes: int, source: PeerFiles) -> None:
+        """Take what is copied."""
+        self.size_bytes, self.source = size_bytes, source
+
+    @property
+    def fetched_bytes(self) -> int:
+        """How much was fetched."""
+        return 0 if self.source is None else self.source.fetched_bytes
 
 
 def _now_us() -> int:
@@ -94,7 +133,6 @@ class ClusterSite:
 
     def __init__(self, settings: ClusterSettings, fs: FileSystem, clock: Clock) -> None:
         self.site = settings.site
-        self.boot = secrets.randbits(63)
         self._settings = settings
         self._clock = clock
         self._process = NatsProcess(fs, settings)
@@ -112,6 +150,8 @@ class ClusterSite:
         self._problem = "it is starting"
         self._open_database: OpenDatabase | None = None
         self._opened: set[str] = set()
+        self._copies: dict[str, Copying] = {}
+        self._copy_turn = asyncio.Lock()
 
     # From any thread.
 
@@ -140,6 +180,10 @@ class ClusterSite:
         known: Registered = self._call(self._found(database, settings))
         return known.founding
 
+    def boot(self) -> int:
+        """Return a random number."""
+        return secrets.randbits(63)
+
     def producer(self) -> bytes:
         """Return a random name."""
         return secrets.token_bytes(16)
@@ -155,6 +199,9 @@ class ClusterSite:
 
     def fetch(self, shard: ReplicatedLog, sequence: int, reason: str) -> None:
         self._soon(self._fetch, shard, sequence, reason)
+
+    def copy(self, shard: ReplicatedLog, first: int) -> None:
+        self._soon(self._copy, shard, first)
 
     def send(
         self,
@@ -248,6 +295,7 @@ class ClusterSite:
         )
         await client.subscribe(_BEATS, cb=self._hear)
         await client.subscribe(f"silt.call.{self.site}", cb=self._take_call)
+        await client.subscribe(f"silt.copy.{self.site}", cb=self._take_copy)
         # Only now: all tasks use it from here on.
         self._connection.client = client
 
@@ -288,9 +336,15 @@ class ClusterSite:
         shard.task = self._start(self._tail(shard))
 
     def _detach(self, log_: ReplicatedLog) -> None:
-        shard = self._shards.pop(_key(log_), None)
-        if shard is not None and shard.task is not None:
+        shard = self._shards.get(_key(log_))
+        if shard is None or shard.log is not log_:
+            return
+        del self._shards[_key(log_)]
+        if shard.task is not None:
             shard.task.cancel()
+        if (copying := self._copies.get(_key(log_))) is not None:
+            # Nothing may write to the directory after the store was closed.
+            copying.stop.set()
 
     async def _tail(self, shard: _Shard) -> None:
         await self._ready.wait()
@@ -354,12 +408,97 @@ class ClusterSite:
         with suppress(NatsError, OSError):
             await self._client.publish(reply, data)
 
+    # Copying
+
+    def _copy(self, log_: ReplicatedLog, first: int) -> None:
+        """Begin to copy a shard, unless it is being copied."""
+        key = _key(log_)
+        shard = self._shards.get(key)
+        if shard is not None and shard.log is log_ and key not in self._copies:
+            self._copies[key] = Copying(first)
+            self._spawn(self._copy_from_peers(shard, self._copies[key]))
+
+    async def _copy_from_peers(self, shard: _Shard, copying: Copying) -> None:
+        key = _key(shard.log)
+        facts = {"database": shard.log.database, "shard": shard.log.shard}
+        log(_LOG, logging.WARNING, "shard_behind_trim", first=copying.first, **facts)
+        try:
+            # One shard at a time: the others of this site, and the peers, go on.
+            async with self._copy_turn:
+                while not copying.stop.is_set() and self._shards.get(key) is shard:
+                    peer = self._best_peer(key, copying.first)
+                    if peer:
+                        copying.peer = peer
+                        try:
+                            await asyncio.to_thread(self._copy_from, peer, shard.log, copying)
+                            return
+                        except (TimeoutError, SiltstoneError, NatsError, OSError) as exc:
+                            reason = str(exc) or type(exc).__name__
+                            log(
+                                _LOG,
+                                logging.WARNING,
+                                "copy_failed",
+                                peer=peer,
+                                reason=reason,
+                                **facts,
+                            )
+                    await asyncio.sleep(_COPY_AGAIN_SECONDS)
+        finally:
+            del self._copies[key]
+
+    def _best_peer(self, key: str, first: int) -> str:
+        """Return the site that has most of a shard, "" if none has what the log lacks."""
+        now = self._loop.time()
+        known = {
+            name: int(peer.shards[key]["sequence"])
+            for name, peer in self._peers.items()
+            if key in peer.shards
+            and now - peer.heard_at < _AWAY_SECONDS
+            and peer.shards[key]["status"] == Status.CURRENT.value
+        }
+        able = {name: sequence for name, sequence in known.items() if sequence + 1 >= first}
+        return max(able, key=lambda name: (able[name], name), default="")
+
+    def _copy_from(self, peer: str, shard: ReplicatedLog, copying: Copying) -> None:
+        """Copy a shard and continue from there. On a thread of its own."""
+
+        def request(values: dict[str, Any]) -> Future[bytes]:
+            work = self._ask_for_copy(peer, values)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+        source = PeerFiles(
+            _key(shard), request, bytes_per_second=self._settings.copy_rate, stop=copying.stop
+        )
+        offer = source.offer()
+        copying.hold = offer.marked.position.sequence + 1
+        copying.begin(offer.size_bytes, source)
+        collect(shard.staging(), offer, source)
+        shard.install(offer)
+
+    async def _ask_for_copy(self, peer: str, values: dict[str, Any]) -> bytes:
+        data = json.dumps(values).encode()
+        subject = f"silt.copy.{peer}"
+        return (await self._client.request(subject, data, timeout=_COPY_SECONDS)).data
+
+    async def _take_copy(self, message: Msg) -> None:
+        """Answer a site that copies; several answers may be under way."""
+        self._spawn(self._answer_copy(message))
+
+    async def _answer_copy(self, message: Msg) -> None:
+        try:
+            values = json.loads(message.data)
+            shard = self._shards[str(values["shard"])]
+        except (ValueError, KeyError, TypeError):
+            await self._reply(message.reply, b"-unknown shard")
+            return
+        await self._reply(message.reply, await answer_request(shard.log, values))
+
     async def _beat(self) -> None:
         """Tell the other sites how far this one is, and claim the shards without a leader."""
         while True:
             now_us = _now_us()
             shards = {key: self._look_at(shard, now_us) for key, shard in self._shards.items()}
-            values = {"site": self.site, "boot": self.boot, "shards": shards}
+            values = {"site": self.site, "shards": shards}
             with suppress(NatsError, OSError, asyncio.TimeoutError):
                 if self._client.is_connected:
                     beat = self._client.publish(_BEATS, json.dumps(values).encode())
@@ -368,7 +507,7 @@ class ClusterSite:
 
     def _look_at(self, shard: _Shard, now_us: int) -> dict[str, Any]:
         """Return the state of a shard; claim it if no leader is heard."""
-        view = shard.log.view
+        view, copying = shard.log.view, self._copies.get(_key(shard.log))
         shard.outbox.watch(view.waiting, now_us)
         leads = view.leads and not shard.outbox.is_stalled(now_us)
         if leads:
@@ -388,6 +527,10 @@ class ClusterSite:
             "synced": view.synced,
             "status": view.status.value,
             "reason": view.reason,
+            # The first message that must stay in the log while this site copies.
+            "hold": 0 if copying is None else copying.hold,
+            "copied_bytes": 0 if copying is None else copying.fetched_bytes,
+            "copy_bytes": 0 if copying is None else copying.size_bytes,
         }
 
     async def _hear(self, message: Msg) -> None:
@@ -425,39 +568,101 @@ class ClusterSite:
                 shard.log.tick()
 
     async def _tidy(self) -> None:
-        """Trim the logs that this site leads, and open the databases that other sites created."""
+        """Keep the placements, and open the databases that other sites created."""
         await self._ready.wait()
         while True:
             await asyncio.sleep(_TIDY_SECONDS)
             try:
                 for key, shard in list(self._shards.items()):
-                    await asyncio.wait_for(self._trim(key, shard), _TIDY_LIMIT)
+                    await asyncio.wait_for(self._place(key, shard), _TIDY_LIMIT)
                 await self._open_databases()
                 self._problem = ""
             except (TimeoutError, NatsError, ApiError, OSError) as exc:
                 self._say(exc)
 
-    async def _trim(self, key: str, shard: _Shard) -> None:
-        """Trim the log below what every site has synced, if all of them are there."""
+    async def _place(self, key: str, shard: _Shard) -> None:
+        """Take the next step of a shard's placement: join it, let an absent site leave, or trim."""
         view, tail, registry = shard.log.view, shard.tail, self._registry
+        if tail is None or registry is None:
+            return
+        name = stream_of(shard.log.identity)
+        before, revision = await registry.placement(name)
+        shard.placement = before
+        synced = self._synced(key) | {self.site: view.synced}
         now = self._loop.time()
-        synced = {
+        shard.leading_since = (shard.leading_since or now) if view.leads else 0.0
+        if before is None:
+            sites = frozenset({self.site})
+            after = Placement(replicas=sites, insync=sites) if view.leads else None
+        elif self.site not in before.insync:
+            after = next_placement(
+                before, self.site, view.status, synced=view.synced, members=synced
+            )
+        elif view.leads:
+            after = self._without_absent(key, shard, before) or self._trimmed(key, shard, before)
+        else:
+            after = None
+        if after is not None and await registry.place(name, after, revision):
+            self._tell_of(shard, before, after)
+            shard.placement = after
+        if view.leads and shard.placement is not None and tail.first < shard.placement.trim:
+            # Either planned now, or by a leader that could not carry it out.
+            await tail.trim(shard.placement.trim)
+            tail.first = shard.placement.trim
+
+    def _synced(self, key: str) -> dict[str, int]:
+        """Return what the other sites have synced, as far as it was heard.
+
+        A position only grows, so one that was heard long ago is not too high.
+        """
+        return {
             name: int(peer.shards[key]["synced"])
             for name, peer in self._peers.items()
-            if key in peer.shards and now - peer.heard_at < _AWAY_SECONDS
-        } | {self.site: view.synced}
-        if not view.leads or tail is None or registry is None:
-            return
-        if len(synced) != len(self._settings.seeds):
-            return
-        if min(synced.values()) - tail.first < _TRIM_MESSAGES:
-            return
-        below = await registry.plan_trim(
-            stream_of(shard.log.identity), synced, tail.last, _now_us()
+            if key in peer.shards
+        }
+
+    def _without_absent(self, key: str, shard: _Shard, before: Placement) -> Placement | None:
+        """Return the placement without an in-sync site that is away, or far behind."""
+        assert shard.tail is not None
+        synced, now = self._synced(key), self._loop.time()
+        for name in sorted(before.insync - {self.site}):
+            peer = self._peers.get(name)
+            heard_at = peer.heard_at if peer is not None and key in peer.shards else 0.0
+            silent = now - max(heard_at, shard.leading_since)
+            lag = max(0, shard.tail.last - synced.get(name, shard.tail.last))
+            if is_behind(
+                lag_bytes=lag * shard.tail.message_bytes,
+                lag_us=int(silent * 1e6),
+                lag_us_max=int(self._settings.away_after * 1e6),
+            ):
+                return leave(before, name)
+        return None
+
+    def _trimmed(self, key: str, shard: _Shard, before: Placement) -> Placement | None:
+        """Return the placement with a higher trim, if enough messages may go."""
+        assert shard.tail is not None
+        now, synced = self._loop.time(), self._synced(key) | {self.site: shard.log.view.synced}
+        holds = [
+            Hold(sequence=peer.shards[key]["hold"], until_us=int(peer.heard_at * 1e6) + HOLD_US)
+            for peer in self._peers.values()
+            if key in peer.shards and peer.shards[key].get("hold")
+        ]
+        after = trim(
+            before, synced=synced, holds=holds, last=shard.tail.last, now_us=int(now * 1e6)
         )
-        if below is not None:
-            await tail.trim(below)
-            log(_LOG, logging.DEBUG, "log_trimmed", shard=key, first=below)
+        if after is None or after.trim - shard.tail.first < _TRIM_MESSAGES:
+            return None
+        return after
+
+    def _tell_of(self, shard: _Shard, before: Placement | None, after: Placement) -> None:
+        facts = {"database": shard.log.database, "shard": shard.log.shard}
+        known = frozenset() if before is None else before.insync
+        for name in sorted(known - after.insync):
+            log(_LOG, logging.WARNING, "replica_left", site=name, **facts)
+        for name in sorted(after.insync - known):
+            log(_LOG, logging.INFO, "replica_joined", site=name, **facts)
+        if before is not None and after.trim > before.trim:
+            log(_LOG, logging.DEBUG, "log_trimmed", first=after.trim, **facts)
 
     async def _open_databases(self) -> None:
         """Open the replicated databases of the cluster, so that this site has their rows too."""
@@ -505,8 +710,10 @@ class ClusterSite:
             }
             last = max([each["sequence"] for each in known.values()])
             leaders = [name for name, each in known.items() if each["leads"]]
+            insync = frozenset() if shard.placement is None else shard.placement.insync
             shards[key] = {
                 "leader": leaders[0] if leaders else None,
+                "in_sync": sorted(insync),
                 "term": mine["term"],
                 "first": 1 if shard.tail is None else shard.tail.first,
                 "last": last,
@@ -518,6 +725,9 @@ class ClusterSite:
                         "synced": each["synced"],
                         "status": each["status"],
                         "reason": each["reason"],
+                        "in_sync": name in insync,
+                        "copied_bytes": each.get("copied_bytes", 0),
+                        "copy_bytes": each.get("copy_bytes", 0),
                     }
                     for name, each in sorted(known.items())
                 },

@@ -7,7 +7,7 @@ from typing import Final, Self
 
 from pydantic import Field, model_validator
 
-from siltstone.broker.settings.kinds import Settings, wrong
+from siltstone.broker.settings.kinds import Seconds, Settings, Size, wrong
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _PLACE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
@@ -39,6 +39,19 @@ class ClusterSettings(Settings):
     )
     nats_server: str = Field(
         default="", description="Path of nats-server. Empty: the one of siltstone[cluster]."
+    )
+
+    away_after: Seconds = Field(
+        default=60.0,
+        ge=1,
+        le=86400,
+        description="When the shared logs no longer wait for a site that is away. When it returns, "
+        "it copies from another site what the logs no longer have.",
+    )
+    copy_rate: Size = Field(
+        default=100 * 1024 * 1024,
+        ge=64 * 1024,
+        description="How many bytes per second this site copies from another site at most.",
     )
 
     @property

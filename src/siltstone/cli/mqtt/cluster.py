@@ -29,16 +29,19 @@ def status(data: Data = DATA_DEFAULT, json: Json = False) -> None:
     for name, site in found["sites"].items():
         add_row(sites, (name, site["state"]))
     show(sites)
-    shards = table("shard", "leader", "term", "replica", "status", "messages", "behind")
+    shards = table("shard", "leader", "term", "replica", "in sync", "status", "messages", "behind")
     for key, shard in found["shards"].items():
         for number, (name, replica) in enumerate(shard["replicas"].items()):
             first = (key, shard["leader"] or "none", str(shard["term"]))
             reason = f": {replica['reason']}" if replica["reason"] else ""
+            if replica["copy_bytes"]:
+                reason = f", copied {replica['copied_bytes']:,} of {replica['copy_bytes']:,} bytes"
             add_row(
                 shards,
                 (
                     *(("", "", "") if number else first),
                     name,
+                    "yes" if replica["in_sync"] else "no",
                     f"{replica['status']}{reason}",
                     f"{replica['sequence']:,}",
                     f"{replica['lag']:,}",

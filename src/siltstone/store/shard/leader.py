@@ -34,7 +34,9 @@ from siltstone.store.log.write.layout import Admit, LogLayout
 from siltstone.store.log.write.shard import LogShard
 from siltstone.store.segment.chain import directory_bytes
 from siltstone.store.shard.replicated.apply import apply_change
+from siltstone.store.shard.replicated.copying import Offer, install, make_offer
 from siltstone.store.shard.replicated.log import Files, ReplicatedLog
+from siltstone.store.shard.replicated.mark_file import Marked
 from siltstone.store.shard.replicated.port import Replication
 from siltstone.store.shard.replicated.router import Router
 from siltstone.store.shard.shard import Role, end_of
@@ -367,13 +369,17 @@ class LeaderShard:
     def _follow(self, leading: Leading, shared: ReplicatedLog, queue: LogShard) -> None:
         """Begin to read the shared log."""
         assert leading.cluster is not None
-        router = Router(
-            shared,
-            leading.cluster,
-            producer=leading.cluster.producer(),
-            submit=partial(queue.submit, timeout=0.0),
-            pending_bytes_max=lambda: queue.committer.settings.pending_bytes_max,
-        )
+        submit, router = partial(queue.submit, timeout=0.0), self._router
+        if router is None:
+            router = Router(
+                shared,
+                leading.cluster,
+                producer=leading.cluster.producer(),
+                submit=submit,
+                pending_bytes_max=lambda: leading.manifest.current.settings.pending_bytes_max,
+            )
+        else:
+            router.follow(shared, submit)
         self._shared, self._router = shared, router
         shared.bind(
             Files(
@@ -383,11 +389,50 @@ class LeaderShard:
                 resume=lambda: queue.committer.resume(),  # noqa: PLW0108
                 next_serial=lambda: queue.committer.next_serial,
                 order=queue.order,
-                submit=router.submit,
+                submit=submit,
                 waits=lambda: router.pending,
                 changed=router.look,
+                offer=partial(self._offer, leading),
+                manifest=lambda: leading.manifest.current,
+                install=self._install,
             )
         )
+
+    def _offer(self, leading: Leading, marked: Marked) -> Offer:
+        """Return what another site may copy. On the thread of the shard."""
+        return make_offer(
+            leading.fs, leading.directory, leading.manifest.current, self.number, marked
+        )
+
+    def _install(self) -> None:
+        """Replace the files by those that were copied from another site, and open them.
+
+        Calls that wait for a leader wait further. Readers of the old files go on with them.
+
+        Raises: ClosedError, CorruptionError, DiskError; the next start finishes it then.
+        """
+        begun = Event()
+        with self._lock:
+            leading, queue = self._leading, self._queue
+            if leading is None or queue is None or self._opening is not None:
+                raise ClosedError("the database is closed")
+            # Other threads that need the shard wait from here on.
+            self._opening, self._queue = begun, None
+        try:
+            if self._shared is not None:
+                self._shared.close()
+            # What it has not synced is replaced.
+            queue.close()
+            with suppress(ValueError):
+                leading.opened.remove(self)
+            with leading.lock:
+                install(leading.fs, leading.directory, leading.manifest, self.number)
+                self._slabs, self._sealed_bytes = {}, {}
+            self._queue = self._open(leading)
+        finally:
+            with self._lock:
+                self._opening = None
+            begun.set()
 
     def _apply(self, leading: Leading, queue: LogShard, change: Change) -> None:
         """Store what another site has committed."""

@@ -35,6 +35,7 @@ from siltstone.store.shard.compaction import Compaction, settle
 from siltstone.store.shard.leader import WARM_SHARDS, LeaderShard, Leading, Listeners
 from siltstone.store.shard.manifest_change import ManifestChange
 from siltstone.store.shard.reader import ReaderShard
+from siltstone.store.shard.replicated.copying import copied_shards, install
 from siltstone.store.shard.replicated.port import NotLeaderError, Replication
 from siltstone.store.shard.shard import READING, Role, Roles
 from siltstone.store.shard.upkeep import Upkeep
@@ -113,6 +114,8 @@ class Shards:
         """Finish what a crash interrupted, and open the led shards that are needed from now on."""
         file.sweep()
         file.fold()
+        for number in copied_shards(self._fs, self._directory):
+            install(self._fs, self._directory, file, number)
         self._leading = Leading(
             fs=self._fs,
             clock=self._clock,

@@ -62,6 +62,8 @@ RESERVE: Final = "reserve"
 LEADERS: Final = "leaders"
 # The directory of segments that are being compacted.
 COMPACTING: Final = "compacting"
+# The directory with the marks of a replicated database, and of files that are being copied.
+REPLICATION: Final = "replication"
 RESERVE_BYTES: Final = 64 * 1024
 # The usual size of a slab, or of the name of a topic log, in the file.
 _RECORD_BYTES: Final = 192

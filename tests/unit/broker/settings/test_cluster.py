@@ -34,7 +34,7 @@ def test_the_messages_of_a_cluster_are_replicated_unless_the_settings_say_otherw
 )
 def test_impossible_settings_are_refused(fields: dict[str, str], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
-        ClusterSettings(**fields)
+        ClusterSettings.model_validate(fields)
 
 
 def test_a_cluster_needs_a_store() -> None:

@@ -32,6 +32,7 @@ from siltstone.store.slab.manifest import (
     COMPACTING,
     LEADERS,
     MANIFEST,
+    REPLICATION,
     RESERVE,
     Manifest,
     SlabRecord,
@@ -256,7 +257,7 @@ class _Check:
             elif is_journal(entry.name):
                 if not manifest.has_journal or path != journal:
                     self._find(path, _LEFT_BY_A_CRASH, "note")
-            elif entry.name not in (MANIFEST, RESERVE, MARKS, LEADERS, COMPACTING):
+            elif entry.name not in (MANIFEST, RESERVE, MARKS, LEADERS, COMPACTING, REPLICATION):
                 self._stranger(path)
 
     def _shard_strangers(self, path: PurePath, generations: set[str], given_up: set[str]) -> None:

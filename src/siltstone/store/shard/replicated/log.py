@@ -35,6 +35,7 @@ from siltstone.fs.api import FileSystem
 from siltstone.logs import log
 from siltstone.store.log.write.committer import FrameRecord
 from siltstone.store.log.write.cook import Call, has_sound_topics
+from siltstone.store.shard.replicated.copying import Offer, Staging
 from siltstone.store.shard.replicated.mark_file import Marked, read_mark, write_mark
 from siltstone.store.shard.replicated.payloads import BadPayloadError, payload_of
 from siltstone.store.shard.replicated.port import (
@@ -43,6 +44,7 @@ from siltstone.store.shard.replicated.port import (
     OutOfOrderError,
     Replication,
 )
+from siltstone.store.slab.manifest import Manifest
 from siltstone.store.writer.commit_log import Record, Replica
 from siltstone.store.writer.replication.actions import (
     Action,
@@ -92,7 +94,14 @@ class _Tick:
     """Some time has passed."""
 
 
-_Event = _Message | Bounds | Progress | _Claim | _Tick
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """Another site wants to copy the shard. It gets an offer, or None if there is none now."""
+
+    then: Callable[[Offer | None], None]
+
+
+_Event = _Message | Bounds | Progress | _Claim | _Tick | _Ask
 
 
 class Files:
@@ -110,6 +119,9 @@ class Files:
         submit: Callable[[Call, Ticket], None],
         waits: Callable[[], int],
         changed: Callable[[], None],
+        offer: Callable[[Marked], Offer],
+        manifest: Callable[[], Manifest],
+        install: Callable[[], None],
     ) -> None:
         self.apply = apply
         self.publish = publish
@@ -122,6 +134,11 @@ class Files:
         self.waits = waits
         # Called when another leader, or none, is known.
         self.changed = changed
+        # What another site may copy; called just after the mark was written.
+        self.offer = offer
+        self.manifest = manifest
+        # Replaces the files by those that were copied, and opens the shard again. From any thread.
+        self.install = install
 
 
 class ReplicatedLog:
@@ -163,7 +180,7 @@ class ReplicatedLog:
         self._marked = marked.position
         follower = Follower(marked.position, marked.producers)
         # Each record waits for the one before it, so one record under way is all that is needed.
-        self._core = ReplicatedShard(cluster.site, cluster.boot, follower)
+        self._core = ReplicatedShard(cluster.site, cluster.boot(), follower)
         # When to publish again what has not counted.
         self._outbox = OutboxTimer()
         self._files: Files | None = None
@@ -233,6 +250,52 @@ class ReplicatedLog:
         """Take a call of another site. Raises: OverloadedError, PoisonedError, ClosedError."""
         assert self._files is not None
         self._files.submit(call, ticket)
+
+    def ask_for_offer(self, then: Callable[[Offer | None], None]) -> None:
+        """Call `then` with what another site may copy, on the thread of the shard."""
+        self._put(_Ask(then))
+
+    @property
+    def place(self) -> PurePath:
+        """The directory with the files of the shard."""
+        return self._directory / str(self.shard)
+
+    @property
+    def fs(self) -> FileSystem:
+        """The file system of the shard."""
+        return self._fs
+
+    def staging(self) -> Staging:
+        """Return the directory where a copy is collected."""
+        return Staging(self._fs, self._directory, self.shard)
+
+    def install(self, offer: Offer) -> None:
+        """Check what was copied, and continue from there. This log is closed then. Not on the
+        thread of the shard. Raises: CorruptionError if the copy is damaged or of another log.
+        """
+        assert self._files is not None
+        self._check_offer(offer)
+        staging = self.staging()
+        staging.check(offer, self._files.manifest())
+        staging.commit(offer)
+        self._files.install()
+        log(
+            _LOG,
+            logging.INFO,
+            "shard_copied",
+            sequence=offer.marked.position.sequence,
+            rows=offer.marked.next_serial,
+            **self._facts,
+        )
+
+    def _check_offer(self, offer: Offer) -> None:
+        theirs, progress = offer.marked.position, self.view.progress
+        if theirs.identity != self.identity or theirs.sequence <= progress.sequence:
+            raise CorruptionError(
+                f"the copied state is older than that of this site, or of another shard: "
+                f"sequence={theirs.sequence} own_sequence={progress.sequence}",
+                path=self._directory,
+            )
 
     def close(self) -> None:
         """End: a commit under way gets no outcome any more."""
@@ -395,6 +458,24 @@ class ReplicatedLog:
                 self._do(core.claim())
             case _Tick():
                 self._mark()
+            case _Ask():
+                event.then(self._offer())
+
+    def _offer(self) -> Offer | None:
+        """Return what another site may copy; None if the mark cannot be written now."""
+        self._mark()
+        position = self._core.position.mark()
+        if (
+            self._files is None
+            or self._marked != position
+            or self._core.follower.status not in READING
+        ):
+            return None
+        try:
+            return self._files.offer(self._now_marked(position))
+        except SiltstoneError as exc:
+            log(_LOG, logging.WARNING, "offer_failed", error=str(exc), **self._facts)
+            return None
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -411,7 +492,7 @@ class ReplicatedLog:
                 case Fetch():
                     self._cluster.fetch(self, action.sequence, action.reason)
                 case Copy():
-                    log(_LOG, logging.ERROR, "shard_behind_trim", first=action.first, **self._facts)
+                    self._cluster.copy(self, action.first)
                 case Stop():
                     self._lost = True
                     log(
@@ -465,13 +546,16 @@ class ReplicatedLog:
         assert self._files is not None
         self._files.publish()
         self._files.sync()
-        marked = Marked(
+        write_mark(self._fs, self._directory, self.shard, self._now_marked(position))
+        self._marked = position
+
+    def _now_marked(self, position: Position) -> Marked:
+        assert self._files is not None
+        return Marked(
             position=position,
             producers=self._core.follower.producers,
             next_serial=self._files.next_serial(),
         )
-        write_mark(self._fs, self._directory, self.shard, marked)
-        self._marked = position
 
     def _look(self) -> LogView:
         core = self._core

@@ -24,12 +24,12 @@ from crc32c import crc32c
 from siltstone.errors import CorruptionError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import create_directories, replace_file
+from siltstone.store.slab.manifest import REPLICATION
 from siltstone.store.writer.replication.codec import UnreadableRecordError
 from siltstone.store.writer.replication.marks import decode_mark, encode_mark
 from siltstone.store.writer.replication.producers import Producers
 from siltstone.store.writer.replication.rule import Position
 
-DIRECTORY: Final = "replication"
 _MAGIC: Final = b"SMRK"
 _HEAD: Final = struct.Struct("<4sIQII")
 _CRC_END: Final = 8
@@ -46,7 +46,7 @@ class Marked:
 
 def mark_path(database: PurePath, shard: int) -> PurePath:
     """Return the path of the mark of a shard."""
-    return database / DIRECTORY / f"{shard}.mark"
+    return database / REPLICATION / f"{shard}.mark"
 
 
 def encode_marked(marked: Marked) -> bytes:

@@ -54,9 +54,8 @@ class Replication(Protocol):
     def site(self) -> str:
         """The name of this site."""
 
-    @property
     def boot(self) -> int:
-        """The number of this start, which was never used before."""
+        """Return a number that was never used before, for a shard that is opened."""
 
     def found(self, database: str, settings: DatabaseSettings) -> Founding:
         """Create a replicated database, or learn how another site created it.
@@ -78,6 +77,11 @@ class Replication(Protocol):
 
     def fetch(self, log: ReplicatedLog, sequence: int, reason: str) -> None:
         """Read the shared log again from this sequence on."""
+
+    def copy(self, log: ReplicatedLog, first: int) -> None:
+        """Copy the shard from another site, because the log begins only at this sequence. Then call
+        `install` of the log. It may be asked for again while a copy is under way.
+        """
 
     def send(
         self, log: ReplicatedLog, site: str, call: bytes, then: Callable[[bytes | None], None]

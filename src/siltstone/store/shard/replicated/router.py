@@ -91,6 +91,11 @@ class Router:
             self._pending_bytes += size
             self._send(waiting)
 
+    def follow(self, log: ReplicatedLog, submit: Callable[[Call, Ticket], None]) -> None:
+        """Use the log and the queue of the shard after it was opened again."""
+        with self._condition:
+            self._log, self.submit = log, submit
+
     def look(self) -> None:
         """Send what is not under way: the leader has changed, or some time has passed."""
         with self._condition:

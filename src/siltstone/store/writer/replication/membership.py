@@ -53,9 +53,9 @@ def majority(count: int) -> int:
     return count // 2 + 1
 
 
-def is_behind(*, lag_bytes: int, lag_us: int) -> bool:
+def is_behind(*, lag_bytes: int, lag_us: int, lag_us_max: int = LAG_US_MAX) -> bool:
     """Return whether a site must leave the in-sync set."""
-    return lag_bytes >= LAG_BYTES_MAX or lag_us >= LAG_US_MAX
+    return lag_bytes >= LAG_BYTES_MAX or lag_us >= lag_us_max
 
 
 def leave(placement: Placement, site: str) -> Placement | None:
@@ -86,10 +86,29 @@ def join(
     """
     if site not in placement.replicas or site in placement.insync:
         return None
-    reported = [members[one] for one in placement.insync if one in members]
-    if not reported or synced < min(reported) or synced + 1 < placement.trim:
+    if not _may_join(placement, synced, members):
         return None
     return replace(placement, insync=placement.insync | {site})
+
+
+def _may_join(placement: Placement, synced: int, members: Mapping[str, int]) -> bool:
+    """Return whether a site with this synced position has what an in-sync site must have."""
+    reported = [members[one] for one in placement.insync if one in members]
+    return bool(reported) and synced >= min(reported) and synced + 1 >= placement.trim
+
+
+def enter(
+    placement: Placement, site: str, *, synced: int, members: Mapping[str, int]
+) -> Placement | None:
+    """Return the placement with one more replica that is in sync at once; None if it may not join.
+
+    So the second site of a shard comes in: it could not be a replica only, because one of two is no
+    majority.
+    """
+    if site in placement.replicas or not _may_join(placement, synced, members):
+        return None
+    sites = frozenset({site})
+    return replace(placement, replicas=placement.replicas | sites, insync=placement.insync | sites)
 
 
 def remove(placement: Placement, site: str) -> Placement | None:
@@ -126,5 +145,5 @@ def next_placement(
     if status is not Status.CURRENT:
         return None
     if site not in placement.replicas:
-        return add(placement, site)
+        return add(placement, site) or enter(placement, site, synced=synced, members=members)
     return join(placement, site, synced=synced, members=members)
