@@ -159,7 +159,7 @@ MEANINGS: Final = {
     "copy_failed": "A shard could not be copied from another site; this site tries again.",
     "offer_failed": "The files of a shard could not be listed for a site that wants to copy them.",
     "replica_joined": "A site has what the in-sync sites of a shard have, and is one of them now.",
-    "replica_left": "A site was away for `cluster.away_after`, or 512 MiB behind: the shared log is "
+    "replica_left": "A site was away for `cluster.away_after`, or 512 MiB behind: the log is "
     "trimmed without it.",
     "log_gap": "A message of a shared log is missing or damaged; the site reads again.",
     "log_trimmed": "What all in-sync sites have synced was removed from a shared log.",
