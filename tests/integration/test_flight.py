@@ -227,7 +227,7 @@ def test_any_flight_client_can_plan_and_read(broker: BrokerProcess) -> None:
         assert found[1].column("topic").to_pylist() == ["any/1"]
         actions = [action.type for action in client.list_actions()]
         manage = ["manage-begin", "manage", "manage-end"]
-        assert actions == ["admit", "commit", "discard", "extents", *manage]
+        assert actions == ["admit", "commit", "discard", "extents", "seek", *manage]
 
 
 def test_what_no_parser_can_take_is_answered_with_a_sentence(broker: BrokerProcess) -> None:

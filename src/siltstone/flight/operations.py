@@ -25,6 +25,7 @@ from siltstone.fs.api import FileSystem
 from siltstone.scan.columns.schema import SCHEMA
 from siltstone.scan.ingest.columns import Given, check_rows, rows_of
 from siltstone.scan.ingest.staging import WriteBatch
+from siltstone.scan.options import parse_start_times
 from siltstone.scan.origin import DatabaseOrigin
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
@@ -36,6 +37,7 @@ ACTIONS: Final = {
     "commit": "Append staged rows, exactly once.",
     "discard": "Remove staged rows.",
     "extents": "The serials of every slab of a database.",
+    "seek": "The first serial of every shard at or after a time.",
     BEGIN: "Begin a link for management and transactions.",
     REQUEST: "Manage the store, or use a transaction.",
     END: "End a link.",
@@ -121,6 +123,10 @@ class FlightOperations:
                     bytes_max=_number(request, "bytes"),
                 )
                 return admitted_to_json(admitted)
+            case "seek":
+                times = parse_start_times(str(request.get("times")), "times")
+                starts = self._origin(request, visitor).seek(times)
+                return {"starts": {str(key): at for key, at in starts.items()}}
             case "commit":
                 done = self._commits.commit(
                     self._database(request),

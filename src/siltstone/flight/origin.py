@@ -13,7 +13,7 @@ from siltstone.flight.wire import extents_from_json, identity_from_json, load, p
 from siltstone.fs.api import FileSystem
 from siltstone.scan.columns.batches import complete, fetched_columns
 from siltstone.scan.node import Node
-from siltstone.scan.options import ReadOptions, request_options
+from siltstone.scan.options import ReadOptions, StartTimes, request_options
 from siltstone.scan.plan import Admitted
 from siltstone.scan.survey import Plan, PlanReport
 from siltstone.store.log.read.selection import SlabExtent
@@ -74,6 +74,10 @@ class NodeOrigin:
             ),
             default=0,
         )
+
+    def seek(self, times: StartTimes) -> dict[int, int]:
+        request = {"options": self._request, "times": times.to_text()}
+        return positions_in(self._act("seek", request)["starts"])
 
     def plan_batch(self) -> Plan[RemotePortion]:
         return self._plan(self._request)

@@ -4,9 +4,12 @@ from siltstone.pipeline.answers import count, explain
 from siltstone.pipeline.source.source import SiltstoneSource, register
 from siltstone.pipeline.spark.session import start_session
 from siltstone.pipeline.table import lake_table, lake_tables, table
+from siltstone.pipeline.watch import StreamProgress, Watch, watch
 
 __all__ = [
     "SiltstoneSource",
+    "StreamProgress",
+    "Watch",
     "count",
     "explain",
     "lake_table",
@@ -14,4 +17,5 @@ __all__ = [
     "register",
     "start_session",
     "table",
+    "watch",
 ]

@@ -18,8 +18,8 @@ from siltstone.scan.survey import PlanReport, opened, plan_batch
 from siltstone.store.feed.position import END, START
 from siltstone.store.log.read.scan import Span
 
-# A Siltstone error of a task is at the end of the traceback of its worker.
-_OURS: Final = re.compile(r"^siltstone\.errors\.\w+: (.+)$", re.MULTILINE)
+# A Siltstone error of a worker is at the end of a line, behind the sentence of Spark.
+_OURS: Final = re.compile(r"\bsiltstone\.errors\.\w+: (.+)$", re.MULTILINE)
 # The start of a Java error: the call that raised it, and its class.
 _CALL: Final = "An error occurred while calling "
 _CLASS: Final = re.compile(r"^: (?:[\w$]+\.)+[\w$]+:? *")
@@ -46,7 +46,8 @@ def explain_read(fs: FileSystem, options: ReadOptions) -> PlanReport:
 
 def count_read(fs: FileSystem, options: ReadOptions) -> int:
     """Count the rows of a batch query."""
-    bounded = (options.batch_start(), options.ending) != (START, END)
+    is_timed = options.starting_times is not None
+    bounded = is_timed or (options.batch_start(), options.ending) != (START, END)
     with opened(fs, options) as database:
         if len(options.filters) == 1 and not bounded:
             return database.count(
@@ -72,9 +73,13 @@ def plain_errors(kind: type[SiltstoneError] = UsageError) -> Iterator[None]:
 
 def spark_sentence(error: BaseException) -> str:
     """Return the first line of a Spark error, without plan and trace; never empty."""
-    text = str(error)
+    return sentence_in(str(error)) or f"Spark could not do it: {type(error).__name__}"
+
+
+def sentence_in(text: str) -> str:
+    """Return the sentence in the text of a Spark error; empty if there is none."""
     if ours := _OURS.search(text):
         return ours[1]
     lines = (_CLASS.sub("", line).strip() for line in text.splitlines())
     said = next((line for line in lines if line and not line.startswith(_CALL)), "")
-    return said.rstrip("; ") or f"Spark could not do it: {type(error).__name__}"
+    return said.rstrip("; ")

@@ -43,7 +43,7 @@ from siltstone.pipeline.lake.pruning import (
 )
 from siltstone.pipeline.remote import find_node, node_rows
 from siltstone.pipeline.source.schema import arrow_schema, spark_schema
-from siltstone.pipeline.spark.worker import spare_collections
+from siltstone.pipeline.spark.worker import one_line_errors, spare_collections
 from siltstone.scan.offsets import Loss, bounds_of, find_losses
 from siltstone.scan.options import ReadOptions, parse_options, parse_time
 from siltstone.scan.survey import (
@@ -287,7 +287,8 @@ def _live_rows(spark: SparkSession, fs: FileSystem, options: ReadOptions, seam: 
         spare_collections()
         for task in tasks:
             for number in task.column("id").to_pylist():
-                yield from portions[number].batches(PosixFileSystem(), asked, wanted)
+                with one_line_errors():
+                    yield from portions[number].batches(PosixFileSystem(), asked, wanted)
 
     # One number for each partition, so that each task gets one without a shuffle.
     return spark.range(0, len(portions), 1, len(portions)).mapInArrow(read, schema)

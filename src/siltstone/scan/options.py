@@ -6,6 +6,7 @@ change each time that a query is planned again.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import re
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
+from siltstone.clock import Clock, SystemClock
 from siltstone.errors import InvalidTopicError, UsageError
 from siltstone.scan.columns.schema import COLUMNS
 from siltstone.scan.node import NODE_OPTIONS, Node, node_from
@@ -35,7 +37,26 @@ _TIME_END_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(m
 _SIZE: Final = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.IGNORECASE)
+_RELATIVE: Final = re.compile(r"-\s*(\d.*)")
 _DURATIONS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTimes:
+    """The times at which a query starts: by shard, and for the other shards (None: earliest)."""
+
+    default_us: int | None = None
+    times_us: Mapping[int, int] = dataclasses.field(default_factory=dict)
+
+    def of(self, shard: int) -> int | None:
+        """Return the time of a shard in µs; None for its earliest row."""
+        return self.times_us.get(shard, self.default_us)
+
+    def to_text(self) -> str:
+        """Return the text of the option."""
+        if not self.times_us:
+            return _time_text(self.default_us or 0)
+        return json.dumps({str(key): _time_text(time) for key, time in self.times_us.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +70,7 @@ class ReadOptions:
     since_us: int = 0
     until_us: int | None = None
     starting: Position = START
+    starting_times: StartTimes | None = None
     ending: Position = END
     columns: tuple[str, ...] = COLUMNS
     decode: Decode = "raw"
@@ -56,6 +78,7 @@ class ReadOptions:
     rows_per_batch: int = 16_384
     rows_per_partition: int | None = None
     bytes_per_partition: int = 128 * 1024 * 1024
+    partitions_min: int = 1
     fails_on_loss: bool = True
     # How the caller accepts losses, for messages.
     accept_loss: str = "set failOnDataLoss=false"
@@ -114,6 +137,8 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     parsed = ReadOptions(**values)
     if parsed.until_us is not None and parsed.until_us < parsed.since_us:
         raise UsageError("endTime must not be before startTime")
+    if parsed.starting_times is not None and "startingoffsets" in given:
+        raise UsageError("set either startingOffsets or startingOffsetsByTimestamp, not both")
     if parsed.payload_schema and parsed.decode != "json":
         raise UsageError("payloadSchema needs decode=json")
     if (parsed.rows_to_wait_for or 0) > (parsed.rows_per_trigger or parsed.rows_to_wait_for or 0):
@@ -134,13 +159,18 @@ def request_options(options: ReadOptions) -> dict[str, str]:
     request = {
         "filter": json.dumps(options.filters),
         "startTime": _time_text(options.since_us),
-        "startingOffsets": options.starting.to_text(),
         "endingOffsets": options.ending.to_text(),
         "columns": ",".join(options.columns),
         "rowsPerBatch": str(options.rows_per_batch),
         "maxBytesPerPartition": str(options.bytes_per_partition),
         "failOnDataLoss": str(options.fails_on_loss).lower(),
     }
+    if options.starting_times is None:
+        request["startingOffsets"] = options.starting.to_text()
+    else:
+        request["startingOffsetsByTimestamp"] = options.starting_times.to_text()
+    if options.partitions_min > 1:
+        request["minPartitions"] = str(options.partitions_min)
     if options.database:
         request["database"] = options.database
     if options.until_us is not None:
@@ -223,6 +253,36 @@ def parse_time(text: str, name: str) -> int:
     return time_us
 
 
+def parse_start_times(text: str, name: str, clock: Clock | None = None) -> StartTimes:
+    """Parse a time for all shards, or a JSON object of times by shard. Raises: UsageError.
+
+    A time is absolute, or relative to now, such as -1h. A relative time is safe here and not in
+    startTime: it becomes serials when a query starts, and a checkpoint keeps these.
+    """
+    now_us = (clock or SystemClock()).now_us()
+    if not text.lstrip().startswith("{"):
+        return StartTimes(default_us=_start_time(text, name, now_us))
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as exc:
+        raise UsageError(f"{name} begins with {{ and must be a JSON object: {exc}") from exc
+    if wrong := [key for key in values if not key.isdecimal()]:
+        raise UsageError(f"{name} must have the numbers of shards as keys: shard={wrong[0]!r}")
+    times = {int(key): _start_time(str(value), name, now_us) for key, value in values.items()}
+    return StartTimes(times_us=times)
+
+
+def _start_time(text: str, name: str, now_us: int) -> int:
+    relative = _RELATIVE.fullmatch(text.strip())
+    if relative is None:
+        try:
+            return parse_time(text, name)
+        except UsageError as exc:
+            more = "a time before now such as -1h, or a number"
+            raise UsageError(str(exc).replace("or a number", more, 1)) from exc
+    return max(0, now_us - round(parse_duration(relative[1], name) * 1_000_000))
+
+
 def _parse_columns(text: str, name: str) -> tuple[str, ...]:
     columns = [item.strip() for item in text.split(",") if item.strip()]
     if not columns:
@@ -288,6 +348,7 @@ _PARSERS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
         "starting",
         lambda text, name: Position.parse(text, name, default=EARLIEST),
     ),
+    "startingOffsetsByTimestamp": ("starting_times", parse_start_times),
     "endingOffsets": ("ending", lambda text, name: Position.parse(text, name, default=LATEST)),
     "columns": ("columns", _parse_columns),
     "decode": ("decode", _parse_decode),
@@ -298,6 +359,7 @@ _PARSERS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
     ),
     "maxRowsPerPartition": ("rows_per_partition", _parse_count),
     "maxBytesPerPartition": ("bytes_per_partition", _parse_size),
+    "minPartitions": ("partitions_min", _parse_count),
     "failOnDataLoss": ("fails_on_loss", _parse_flag),
     "maxRowsPerTrigger": ("rows_per_trigger", _parse_count),
     "maxBytesPerTrigger": ("bytes_per_trigger", _parse_size),

@@ -8,7 +8,7 @@ from typing import Protocol
 from siltstone.errors import NotFoundError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import absolute_path
-from siltstone.scan.options import ReadOptions
+from siltstone.scan.options import ReadOptions, StartTimes
 from siltstone.scan.plan import Admitted
 from siltstone.scan.portion import Readable
 from siltstone.scan.survey import (
@@ -17,6 +17,7 @@ from siltstone.scan.survey import (
     find_database,
     plan_batch,
     plan_micro_batch,
+    seek,
 )
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
@@ -33,6 +34,10 @@ class Origin(Protocol):
 
     def identity(self) -> DatabaseIdentity:
         """Return the identity of the database of the last call of `extents`."""
+        ...
+
+    def seek(self, times: StartTimes) -> dict[int, int]:
+        """Return for each shard the serial of the first row at or after its time."""
         ...
 
     def plan_batch(self) -> Plan[Readable]:
@@ -66,6 +71,9 @@ class DatabaseOrigin:
 
     def identity(self) -> DatabaseIdentity:
         return self._database.origin
+
+    def seek(self, times: StartTimes) -> dict[int, int]:
+        return seek(self._database, self._options, times)
 
     def plan_batch(self) -> Plan[Readable]:
         return plan_batch(self._database, self._options)
@@ -102,6 +110,9 @@ class DirectoryOrigin:
 
     def identity(self) -> DatabaseIdentity:
         return self._opened().identity()
+
+    def seek(self, times: StartTimes) -> dict[int, int]:
+        return self._opened().seek(times)
 
     def plan_batch(self) -> Plan[Readable]:
         return self._opened().plan_batch()

@@ -39,14 +39,35 @@ class SlabFrames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The maximum size of a partition; bytes are an estimate of the work."""
+    """The maximum size of a partition, and the wanted number; bytes are an estimate of the work.
+
+    `part_bytes` is the size above which a frame is split, if it is less than `bytes_max`.
+    """
 
     bytes_max: int
     rows_max: int | None = None
+    partitions_min: int = 1
+    part_bytes: int | None = None
+
+    @property
+    def cut_bytes(self) -> int:
+        """The size above which a frame is split."""
+        return self.part_bytes or self.bytes_max
+
+    @property
+    def grain_bytes(self) -> int:
+        """The size up to which small frames are joined."""
+        return min(GRAIN_BYTES, self.cut_bytes)
 
     def joined(self, choice: Choice) -> Iterator[FramePlace]:
-        """Return the frames of a choice, small ones joined as far as one partition may hold."""
-        return choice.joined(min(GRAIN_BYTES, self.bytes_max), self.rows_max or 1 << 62)
+        """Return the frames of a choice, small ones joined."""
+        return choice.joined(self.grain_bytes, self.rows_max or 1 << 62)
+
+    def finer(self, size_bytes: float) -> Limits:
+        """Return limits that cut frames of this size into the wanted number of partitions."""
+        # Parts of a quarter of a partition can be balanced.
+        part = max(1, int(size_bytes / (4 * self.partitions_min)))
+        return replace(self, part_bytes=min(self.bytes_max, part))
 
 
 class _Grain(NamedTuple):
@@ -57,9 +78,10 @@ class _Grain(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """Partitions, and the numbers of frames and bytes in them."""
+    """Partitions, the numbers of frames and bytes in them, and the estimate of the work."""
 
     partitions: list[Portion]
+    work: float
     frames: int
     size_bytes: int
 
@@ -70,14 +92,19 @@ def pack(slabs: Sequence[SlabFrames], limits: Limits, directory: str) -> Packed:
     grains = [grain for slab in slabs for grain in _grains(slab, limits, tally)]
     total = sum(grain.size_bytes for grain in grains)
     count = max(
-        -(-total // limits.bytes_max), min(PARTITIONS_WANTED, total // PARTITION_BYTES_MIN), 1
+        -(-total // limits.bytes_max),
+        min(PARTITIONS_WANTED, total // PARTITION_BYTES_MIN),
+        limits.partitions_min,
+        1,
     )
     wanted = {slab.slab: slab.wanted for slab in slabs}
     partitions = [
         _partition(directory, part, wanted)
         for part in _balanced(grains, total / count, limits.rows_max)
     ]
-    return Packed(partitions=partitions, frames=tally.frames, size_bytes=tally.size_bytes)
+    return Packed(
+        partitions=partitions, work=total, frames=tally.frames, size_bytes=tally.size_bytes
+    )
 
 
 @dataclass(slots=True)
@@ -88,7 +115,7 @@ class _Tally:
 
 def _grains(slab: SlabFrames, limits: Limits, tally: _Tally) -> Iterator[_Grain]:
     """Yield the frames of a slab; join small ones with their neighbours, split large ones."""
-    grain_bytes = min(GRAIN_BYTES, limits.bytes_max)
+    grain_bytes = limits.grain_bytes
     rows_max = limits.rows_max or 1 << 62
     held: _Grain | None = None
     for place in slab.frames:
@@ -117,7 +144,7 @@ def _cut(place: FramePlace, slab: SlabFrames, limits: Limits) -> Iterator[_Grain
     rows = stop - start
     all_rows = place.stop_serial - place.first_serial
     size = (place.end - place.position) * slab.weight * rows / all_rows
-    parts = max(1, -(-int(size) // limits.bytes_max), -(-rows // (limits.rows_max or rows)))
+    parts = max(1, -(-int(size) // limits.cut_bytes), -(-rows // (limits.rows_max or rows)))
     parts = min(parts, rows)
     bounds = [start + rows * number // parts for number in range(parts + 1)]
     for begin, end in pairwise(bounds):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from siltstone.errors import NotFoundError, SlabDroppedError, UsageError
@@ -12,12 +12,12 @@ from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import absolute_path
 from siltstone.scan.offsets import Loss, bounds_of, find_losses, resolve
-from siltstone.scan.options import ReadOptions
+from siltstone.scan.options import ReadOptions, StartTimes
 from siltstone.scan.plan import Admitted, Backlog, Limits, SlabFrames, admit, pack
 from siltstone.scan.portion import Portion, Readable
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
-from siltstone.store.feed.position import END, START, Position
+from siltstone.store.feed.position import END, LATEST, START, Position
 from siltstone.store.log.read.selection import Choice, FramePlace, SlabExtent, Wanted
 from siltstone.store.slab.identity import DatabaseIdentity, told
 from siltstone.store.slab.manifest import SlabId
@@ -93,7 +93,9 @@ def plan_batch(database: Database, options: ReadOptions) -> Plan[Portion]:
     start = resolve(starting, extents)
     end = resolve(ending, extents)
     # A query from "earliest" reads the rows that exist. A query from a given serial must find it.
-    if any(serial >= 0 for serial in starting.serials.values()):
+    if options.starting_times is not None:
+        start = seek(database, options, options.starting_times)
+    elif any(serial >= 0 for serial in starting.serials.values()):
         refuse_losses(find_losses(start, end, extents) + beyond(start, extents), options)
     return plan_between(database, options, start, end, extents)
 
@@ -146,7 +148,11 @@ def plan_between(
     extents: Sequence[SlabExtent],
 ) -> Plan[Portion]:
     """Plan a read of the rows between two positions."""
-    limits = Limits(bytes_max=options.bytes_per_partition, rows_max=options.rows_per_partition)
+    limits = Limits(
+        bytes_max=options.bytes_per_partition,
+        rows_max=options.rows_per_partition,
+        partitions_min=options.partitions_min,
+    )
     chosen: list[SlabFrames] = []
     choices: list[Choice] = []
     skipped = 0
@@ -170,6 +176,13 @@ def plan_between(
         )
     directory = StorePaths(absolute_path(options.path)).database(database.name)
     packed = pack(chosen, limits, str(directory))
+    if len(packed.partitions) < limits.partitions_min:
+        finer = limits.finer(packed.work)
+        chosen = [
+            replace(slab, frames=finer.joined(choice))
+            for slab, choice in zip(chosen, choices, strict=True)
+        ]
+        packed = pack(chosen, finer, str(directory))
     report = PlanReport(
         slabs=len(choices) + skipped,
         slabs_read=len({run.slab for part in packed.partitions for run in part.runs}),
@@ -217,6 +230,43 @@ def admit_from(
     }
     counts = options.rows_to_wait_for is not None
     return admit(backlogs, rows_max=rows_max, bytes_max=bytes_max, counts=counts)
+
+
+def seek(database: Database, options: ReadOptions, times: StartTimes) -> dict[int, int]:
+    """Return for each shard the serial of the first row at or after its time.
+
+    It is the end of the shard if there is no such row.
+
+    Raises: UsageError for a shard that does not exist.
+    """
+    extents = sorted(database.extents(), key=lambda extent: extent.serials.start)
+    bounds = bounds_of(extents)
+    starts = resolve(Position(dict.fromkeys(times.times_us, LATEST)), extents)
+    for shard in starts:
+        time_us = times.of(shard)
+        if time_us is not None:
+            of_shard = [extent for extent in extents if extent.slab.shard == shard]
+            first = _first_since(database, options, of_shard, time_us)
+            starts[shard] = bounds[shard].stop if first is None else first
+    return starts
+
+
+def _first_since(
+    database: Database, options: ReadOptions, extents: Sequence[SlabExtent], time_us: int
+) -> int | None:
+    # Rows of any topic count, so that one position serves all filters.
+    asked = replace(options, filters=(), since_us=time_us, until_us=None)
+    for extent in extents:
+        if extent.until_us is not None and extent.until_us <= time_us:
+            continue
+        choice = choose(database, asked, extent, extent.serials)
+        if choice is None:
+            continue
+        for place in choice.frames:
+            found = choice.find(place, range(place.first_serial, place.stop_serial))
+            if found:
+                return found[0]
+    return None
 
 
 def _backlog(

@@ -139,6 +139,9 @@ def test_a_stream_is_told_what_there_is_and_how_far_to_go(
     assert (shard, generation, start, stop, until_us) == (0, 1, 0, 3, None)
     request = {"options": {}, "start": {"0": 0}, "end": {"0": 3}, "rows": 2}
     assert desk.act("admit", request, ANYBODY) == {"ends": {"0": 2}, "rows": 2}
+    for times, start_serial in (("1970-01-01", 0), ('{"0": "9000-01-01"}', 3)):
+        sought = desk.act("seek", {"options": {}, "times": times}, ANYBODY)
+        assert sought == {"starts": {"0": start_serial}}
 
 
 @pytest.mark.parametrize(

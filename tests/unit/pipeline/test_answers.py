@@ -7,6 +7,7 @@ from pyspark.errors import ParseException
 
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.pipeline.answers import count_read, explain_read, plain_errors, spark_sentence
+from siltstone.scan.options import StartTimes
 from siltstone.store.feed.position import Position
 from tests.support.builders import NOW_US, World, rows_on
 from tests.support.pipeline import batch_rows, options_of
@@ -32,6 +33,7 @@ def world() -> World:
         ({"filters": ("s/+", "s/a"), "since_us": NOW_US + 3}, 2),
         ({"starting": Position({0: 2})}, 3),
         ({"ending": Position({0: 4})}, 4),
+        ({"starting_times": StartTimes(default_us=NOW_US + 1)}, 4),
     ],
     ids=str,
 )
@@ -48,6 +50,10 @@ def test_what_a_query_reads_is_told_without_reading_it() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        (
+            "[PYTHON_DATA_SOURCE_ERROR] Failed: siltstone.errors.UsageError: no path\n SQLSTATE: 1",
+            "no path",
+        ),
         # A statement that cannot be read begins with an empty line.
         (
             "\n[PARSE_SYNTAX_ERROR] at 'selec'. (line 1, pos 0)\n\n== SQL ==\nselec\n^^^\n",

@@ -4,10 +4,18 @@ from typing import Any
 
 import pytest
 
+from siltstone.clock import ManualClock
 from siltstone.errors import UsageError
 from siltstone.scan.columns.schema import COLUMNS
 from siltstone.scan.node import NODE_OPTIONS, Node
-from siltstone.scan.options import OPTIONS, ReadOptions, parse_options, request_options
+from siltstone.scan.options import (
+    OPTIONS,
+    ReadOptions,
+    StartTimes,
+    parse_options,
+    parse_start_times,
+    request_options,
+)
 from siltstone.store.feed.position import END, LATEST, START, Position
 
 WORD = "never shown"
@@ -53,6 +61,19 @@ FIELDS: list[tuple[str, str, str, Any]] = [
     ("startingOffsets", "earliest", "starting", START),
     ("startingOffsets", '{"version":1,"shards":{"0":5}}', "starting", Position({0: 5})),
     ("endingOffsets", '{"version":1,"shards":{"0":5}}', "ending", Position({0: 5}, default=LATEST)),
+    (
+        "startingOffsetsByTimestamp",
+        "2026-01-31",
+        "starting_times",
+        StartTimes(default_us=1_769_817_600_000_000),
+    ),
+    (
+        "startingOffsetsByTimestamp",
+        '{"0": "2026-01-31T12:00:00Z", "3": 1769860800123}',
+        "starting_times",
+        StartTimes(times_us={0: 1_769_860_800_000_000, 3: 1_769_860_800_123_000}),
+    ),
+    ("minPartitions", "12", "partitions_min", 12),
     ("columns", "topic, serial", "columns", ("topic", "serial")),
     ("decode", "UTF8", "decode", "utf8"),
     ("rowsPerBatch", "65536", "rows_per_batch", 65_536),
@@ -127,6 +148,18 @@ BAD = [
     ({"maxBytesPerTrigger": "5 parsecs"}, "maxBytesPerTrigger must be a size such as 64MiB"),
     ({"maxBytesPerPartition": "0"}, "maxBytesPerPartition must be a size"),
     ({"maxTriggerDelay": "10"}, "maxTriggerDelay must be a duration such as 500ms, 30s or 15m"),
+    ({"minPartitions": "0"}, "minPartitions must be a number of 1 or more"),
+    (
+        {"startingOffsetsByTimestamp": "yesterday"},
+        "must be a time such as 2026-01-31T12:00:00Z, a time before now such as -1h, or a number",
+    ),
+    ({"startingOffsetsByTimestamp": "-1"}, "must be a duration such as 500ms, 30s or 15m"),
+    ({"startingOffsetsByTimestamp": "{"}, "must be a JSON object"),
+    ({"startingOffsetsByTimestamp": '{"x": 1}'}, "must have the numbers of shards as keys"),
+    (
+        {"startingOffsetsByTimestamp": "-1h", "startingOffsets": "latest"},
+        "set either startingOffsets or startingOffsetsByTimestamp, not both",
+    ),
     ({"failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false"),
 ]
 
@@ -135,6 +168,17 @@ BAD = [
 def test_a_wrong_option_is_refused_with_a_sentence(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse(**options)
+
+
+def test_a_start_may_be_relative_to_now() -> None:
+    clock = ManualClock()
+    hour = StartTimes(default_us=clock.now_us() - 3_600_000_000)
+    assert parse_start_times("-1h", "start", clock) == hour
+    assert parse_start_times("- 60m", "start", clock) == hour
+    assert parse_start_times('{"2": "-3600s"}', "start", clock) == (
+        StartTimes(times_us={2: clock.now_us() - 3_600_000_000})
+    )
+    assert parse_start_times("-99999d", "start", clock) == StartTimes(default_us=0)
 
 
 def test_a_path_may_be_a_uri() -> None:

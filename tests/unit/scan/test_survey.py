@@ -201,6 +201,31 @@ def test_a_shard_that_the_end_does_not_name_is_left_out() -> None:
     assert not wanted_serials(extent, options_of(), {}, {})
 
 
+@pytest.mark.parametrize("wanted", [2, 5, 16])
+def test_a_plan_has_the_partitions_that_are_asked_for(wanted: int) -> None:
+    world = World()
+    with world.database() as database:
+        database.append(rows_on(*(f"t/{number}" for number in range(300)))).wait()
+        for number in range(50):
+            database.append(rows_on(f"u/{number}")).wait()
+        database.seal()
+        database.append(rows_on(*(f"v/{number}" for number in range(100)))).wait()
+    reader = reader_of(world, partitions_min=wanted)
+    partitions = reader.plan().partitions
+    assert len(partitions) == wanted
+    spans = sorted(
+        (run.start_serial, run.stop_serial) for part in partitions for run in as_portion(part).runs
+    )
+    # Runs of one frame in two partitions meet; each serial is read once.
+    assert [start for start, _ in spans] == [0, *(stop for _, stop in spans[:-1])]
+    assert spans[-1][1] == 450
+
+
+def test_a_plan_has_no_more_partitions_than_rows() -> None:
+    world = world_of(("a", "b", "c"))
+    assert len(reader_of(world, partitions_min=64).plan().partitions) == 3
+
+
 def test_the_only_database_need_not_be_named() -> None:
     world = world_of(("a",))
     with opened(world.fs, options_of()) as database:

@@ -22,7 +22,7 @@ from siltstone.logs import log
 from siltstone.pipeline.source.origins import origin_of
 from siltstone.pipeline.source.partitions import SourcePartition
 from siltstone.pipeline.source.schema import arrow_schema
-from siltstone.pipeline.spark.worker import spare_collections
+from siltstone.pipeline.spark.worker import one_line_errors, spare_collections
 from siltstone.scan.options import ReadOptions
 from siltstone.scan.portion import Readable
 from siltstone.scan.survey import Plan
@@ -40,6 +40,7 @@ class SiltstoneReader(DataSourceReader):
         self._schema = arrow_schema(schema)
         self._fs = fs or PosixFileSystem()
 
+    @one_line_errors()
     def partitions(self) -> list[InputPartition]:
         """Return the partitions of the tasks, up to the current end of each shard."""
         plan = self.plan()
@@ -63,6 +64,6 @@ def read_partition(
     """Yield the rows of a partition that a Siltstone reader planned."""
     assert isinstance(partition, SourcePartition), "a partition comes from our own plan"
     spare_collections()
-    if partition.portion is None:
-        return iter(())
-    return partition.portion.batches(fs, options, schema)
+    if partition.portion is not None:
+        with one_line_errors():
+            yield from partition.portion.batches(fs, options, schema)

@@ -57,7 +57,7 @@ _TYPES: Final[dict[str, DataType]] = {
     "stream": LongType(),
     "serial": LongType(),
 }
-# The types that can be read from JSON, besides arrays and structs of them.
+# The types that can be read from JSON, besides arrays, structs and maps of them.
 _DECODED: Final = (
     *(BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType),
     *(DecimalType, StringType, BinaryType, TimestampType, TimestampNTZType),
@@ -132,6 +132,8 @@ def _check_decoded(name: str, kind: DataType) -> None:
             _check_decoded(f"{name}.{field.name}", field.dataType)
     elif isinstance(kind, ArrayType):
         _check_decoded(name, kind.elementType)
+    elif isinstance(kind, MapType) and isinstance(kind.keyType, StringType):
+        _check_decoded(name, kind.valueType)
     elif not isinstance(kind, _DECODED):
         raise UsageError(
             f"{name} cannot be read from JSON as {kind.simpleString()}: read it as STRING and "

@@ -24,7 +24,7 @@ from siltstone.pipeline.source.writer import (
     check_schema,
     target_of,
 )
-from siltstone.pipeline.spark.worker import spare_collections
+from siltstone.pipeline.spark.worker import one_line_errors, spare_collections
 from siltstone.scan.columns.schema import PAYLOAD, table_schema
 from siltstone.scan.ingest.options import WriteOptions, parse_write_options
 from siltstone.scan.options import ReadOptions, parse_options
@@ -53,6 +53,7 @@ class SiltstoneSource(DataSource):
         """Return the name for `format`."""
         return "siltstone"
 
+    @one_line_errors()
     def schema(self) -> StructType | str:
         """Return the requested columns, with the payload decoded as requested."""
         spare_collections()
@@ -65,19 +66,23 @@ class SiltstoneSource(DataSource):
             return schema_ddl(options.columns, _as_struct(options.payload_schema))
         return schema_ddl(options.columns, type_ddl(_inferred(options)))
 
+    @one_line_errors()
     def reader(self, schema: StructType) -> SiltstoneReader:
         """Return the reader of a batch query."""
         spare_collections()
         return SiltstoneReader(self.parsed, schema)
 
+    @one_line_errors()
     def streamReader(self, schema: StructType) -> SiltstoneStreamReader:
         """Return the reader of a streaming query."""
         return SiltstoneStreamReader(self.parsed, schema)
 
+    @one_line_errors()
     def writer(self, schema: StructType, overwrite: bool) -> SiltstoneWriter:
         """Return the writer of a batch query."""
         return SiltstoneWriter(self._checked(schema, overwrite=overwrite))
 
+    @one_line_errors()
     def streamWriter(self, schema: StructType, overwrite: bool) -> SiltstoneStreamWriter:
         """Return the writer of a streaming query."""
         return SiltstoneStreamWriter(self._checked(schema, overwrite=overwrite))

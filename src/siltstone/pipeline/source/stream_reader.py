@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -26,6 +29,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from siltstone.clock import Clock, SystemClock
+from siltstone.errors import SiltstoneError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import log
@@ -33,13 +37,19 @@ from siltstone.pipeline.source.origins import origin_of
 from siltstone.pipeline.source.partitions import SourcePartition
 from siltstone.pipeline.source.reader import read_partition
 from siltstone.pipeline.source.schema import arrow_schema
+from siltstone.pipeline.spark.worker import one_line_errors
+from siltstone.scan.columns.schema import table_schema
+from siltstone.scan.lag import Lag
 from siltstone.scan.offsets import resolve
 from siltstone.scan.options import ReadOptions
 from siltstone.scan.origin import Origin
 from siltstone.scan.survey import beyond, own_offsets, refuse_losses
 from siltstone.store.feed.position import START, Position
 from siltstone.store.log.read.selection import SlabExtent
+from siltstone.store.slab.identity import DatabaseIdentity
 
+# The number of rows of each shard in which the oldest unread row is looked for.
+_LOOKED_AT: Final = 1024
 _LOG: Final = logging.getLogger(__name__)
 Serials = Mapping[int, int]
 
@@ -67,6 +77,8 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         # The database that the target and these ranges belong to.
         self._known = ""
         self._waiting_since: float | None = None
+        # The end of the micro-batch that was planned last.
+        self._reached: Serials | None = None
 
     @cached_property
     def _schema(self) -> pa.Schema:
@@ -76,11 +88,14 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Omit open objects: executors only read partitions."""
         return self.__dict__ | {"_origin": None}
 
+    @one_line_errors()
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a query without a checkpoint."""
         begins = self._options.stream_start()
         origin = self._opened()
         extents = origin.extents()
+        if self._options.starting_times is not None:
+            return self._position(origin.seek(self._options.starting_times))
         begins = own_offsets(begins, origin.identity(), self._options) or START
         return self._position(resolve(begins, extents))
 
@@ -98,8 +113,14 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return ReadMinRows(options.rows_to_wait_for)
         return ReadAllAvailable()
 
+    @one_line_errors()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch; start if there is nothing to read."""
+        end = self._next_end(start, limit)
+        self._reached = Position.from_json(end, "offsets").serials
+        return end
+
+    def _next_end(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         origin = self._opened()
         extents = origin.extents()
         self._recognize(origin, extents)
@@ -125,10 +146,50 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._waiting_since = None
         return self._position(ends)
 
+    @one_line_errors()
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Return the end of the store, for Spark's metrics."""
-        return self._position(_ends_of(self._opened().extents()))
+        """Return the end of the store, what is read, and how far the query is behind.
 
+        Spark shows it in the progress of a query as latestOffset, and does nothing else with it. It
+        asks after it has planned a batch, so the lag is what the query will not have read after it.
+        """
+        origin = self._opened()
+        ends = _ends_of(origin.extents())
+        lag = Lag.between(self._reached or ends, ends)
+        if lag.rows:
+            oldest_us = self._oldest(origin.identity(), ends)
+            lag = lag.since(oldest_us, self._clock.now_us())
+        about = {"store": self._options.place, "filter": list(self._options.filters)}
+        if self._options.database:
+            about["database"] = self._options.database
+        return self._position(ends) | {"source": about, "lag": lag.to_json()}
+
+    def _oldest(self, identity: DatabaseIdentity, ends: Serials) -> int | None:
+        """Return the time of the oldest row that is not read, if it is among the next few."""
+        reached = self._reached or ends
+        asked = replace(
+            self._options,
+            columns=("timestamp",),
+            rows_per_batch=_LOOKED_AT,
+            partitions_min=1,
+            fails_on_loss=False,
+        )
+        stops = {
+            shard: max(reached.get(shard, end), min(end, reached.get(shard, end) + _LOOKED_AT))
+            for shard, end in ends.items()
+        }
+        begins = {shard: min(reached.get(shard, end), end) for shard, end in ends.items()}
+        found: list[int] = []
+        # A slab may be dropped meanwhile: the next micro-batch says so, not a metric.
+        with suppress(SiltstoneError), closing(origin_of(self._fs, asked)) as origin:
+            if origin.identity().text == identity.text:
+                schema = table_schema(asked.columns)
+                for portion in origin.plan_micro_batch(begins, stops).partitions:
+                    batches = portion.batches(self._fs, asked, schema)
+                    found.extend(pc.min(batch.column(0)).value for batch in batches)
+        return min(found, default=None)
+
+    @one_line_errors()
     def prepareForTriggerAvailableNow(self) -> None:
         """Set the end of the query to the current end of the store."""
         origin = self._opened()
@@ -136,6 +197,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._recognize(origin, extents)
         self._target = _ends_of(extents)
 
+    @one_line_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a micro-batch. Raises: SlabDroppedError."""
         origin = self._opened()

@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 from siltstone.errors import UsageError
 from siltstone.flight.target import DirectoryTarget, NodeTarget, Target
 from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.pipeline.spark.worker import one_line_errors
 from siltstone.scan.ingest.columns import check_columns, rows_of
 from siltstone.scan.ingest.options import WriteOptions
 from siltstone.scan.ingest.staging import WriteBatch
@@ -62,16 +63,19 @@ class SiltstoneWriter(DataSourceArrowWriter):
         self._options = options
         self._batch = WriteBatch(write=options.write_id or f"spark-{uuid4()}", number=0)
 
+    @one_line_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of a task."""
         return stage(self._options, self._batch, iterator)
 
+    @one_line_errors()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Append the rows that the tasks have staged."""
         # A write without a name of its own cannot be repeated.
         forget = not self._options.write_id
         target_of(self._options).commit(self._batch, names_of(messages), forget=forget)
 
+    @one_line_errors()
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove the rows that the tasks have staged."""
         target_of(self._options).discard(self._batch, names_of(messages))
@@ -87,6 +91,7 @@ class SiltstoneStreamWriter(DataSourceStreamArrowWriter):
             )
         self._options = options
 
+    @one_line_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of a task."""
         context = TaskContext.get()
@@ -97,12 +102,14 @@ class SiltstoneStreamWriter(DataSourceStreamArrowWriter):
         batch = WriteBatch(write=f"spark-{query}", number=int(number))
         return stage(self._options, batch, iterator)
 
+    @one_line_errors()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Append the staged rows of a batch, unless they were appended before."""
         for write in writes_of(messages):
             batch = WriteBatch(write=write, number=batchId)
             target_of(self._options).commit(batch, names_of(messages), forget=False)
 
+    @one_line_errors()
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove the staged rows of a batch."""
         for write in writes_of(messages):

@@ -34,7 +34,60 @@ def decode_payload(payload: pa.Array, kind: pa.DataType) -> pa.Array:
         return payload
     if pa.types.is_string(kind):
         return _joined(_decoded(payload, lambda part: part.cast(pa.string())), kind)
+    if _has_map(kind):
+        return _decode_maps(payload, kind)
     return _decode_json(payload, kind)
+
+
+def _decode_maps(payload: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Decode a type with maps; the parser has none, so it reads them as lists of entries."""
+    texts = [_with_entries(text, kind) for text in trimmed(payload).to_pylist()]
+    return _with_maps(_decode_json(pa.array(texts, pa.binary()), _listed(kind)), kind)
+
+
+def _with_entries(payload: bytes, kind: pa.DataType) -> bytes:
+    """Return a payload with lists of entries where the type has maps; empty if it does not fit."""
+    try:
+        if not _may_fit(loads(payload), kind):
+            return b""
+        return json_text(_as_text(exact_document(payload), kind)).encode()
+    except (ValueError, RecursionError):
+        return b""
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_map(field.type) for field in kind)
+    if pa.types.is_list(kind):
+        return _has_map(kind.value_type)
+    return bool(pa.types.is_map(kind))
+
+
+def _listed(kind: pa.DataType) -> pa.DataType:
+    """Return a type with lists of entries in place of maps."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_listed(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_listed(kind.value_type)))
+    if pa.types.is_map(kind):
+        entry = [pa.field("key", kind.key_type), pa.field("value", _listed(kind.item_type))]
+        return pa.list_(pa.struct(entry))
+    return kind
+
+
+def _with_maps(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return an array of `_listed(kind)` as one of this type."""
+    if pa.types.is_struct(kind):
+        columns = [_with_maps(array.field(number), field.type) for number, field in enumerate(kind)]
+        return pa.StructArray.from_arrays(columns, fields=list(kind), mask=array.is_null())
+    if not (pa.types.is_map(kind) or pa.types.is_list(kind)):
+        return array
+    inner = (
+        pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else (kind.value_type)
+    )
+    values = _with_maps(array.values, inner)
+    buffers = array.buffers()[:2]
+    return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=[values])
 
 
 def _decoded(
@@ -185,6 +238,10 @@ def _as_text(value: Any, kind: pa.DataType) -> Any:
             if after is not before
         }
         return value | changes if changes else value
+    if pa.types.is_map(kind) and isinstance(value, dict):
+        return [
+            {"key": key, "value": _as_text(item, kind.item_type)} for key, item in value.items()
+        ]
     if pa.types.is_list(kind) and isinstance(value, list):
         items = [_as_text(item, kind.value_type) for item in value]
         is_same = all(one is other for one, other in zip(items, value, strict=True))
@@ -235,6 +292,10 @@ def _may_fit(value: Any, kind: pa.DataType) -> bool:
         # field.
         return isinstance(value, dict) and all(
             _may_fit(value.get(field.name), field.type) for field in kind
+        )
+    if pa.types.is_map(kind):
+        return isinstance(value, dict) and all(
+            _may_fit(item, kind.item_type) for item in value.values()
         )
     if pa.types.is_list(kind):
         return isinstance(value, list) and all(_may_fit(item, kind.value_type) for item in value)

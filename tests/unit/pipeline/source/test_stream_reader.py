@@ -18,6 +18,7 @@ from siltstone.errors import SlabDroppedError, UsageError
 from siltstone.fs.publish import replace_file
 from siltstone.pipeline.source.schema import spark_schema
 from siltstone.pipeline.source.stream_reader import SiltstoneStreamReader
+from siltstone.scan.options import StartTimes
 from siltstone.store.database import Database
 from siltstone.store.feed.position import END, Position
 from siltstone.store.slab.manifest import Manifest, SlabId
@@ -25,6 +26,7 @@ from tests.support.builders import NAME, PATH, World, rows_on, settings_of
 from tests.support.pipeline import (
     by_place,
     options_of,
+    reader_of,
     rows_in,
     stored_rows,
     stream_of,
@@ -83,7 +85,73 @@ def test_micro_batches_follow_the_writer() -> None:
         second = stream.latestOffset(first, ALL)
         assert (second, topics_between(stream, first, second)) == (at(3), ["c"])
         assert stream.latestOffset(second, ALL) == second
-        assert stream.reportLatestOffset() == at(3)
+        assert stream.reportLatestOffset() == at(3) | {
+            "source": {"store": str(PATH), "filter": ["#"]},
+            "lag": {"rows": 0, "seconds": 0.0},
+        }
+
+
+def test_the_lag_is_what_is_not_read_after_the_batch_that_is_planned() -> None:
+    world = World()
+    with world.database() as database:
+        append(database, "a", "b", "c")
+        world.clock.advance(4)
+        append(database, "d")
+        world.clock.advance(2)
+        stream = stream_of(world, rows_per_trigger=1, filters=("b", "d"), database=NAME)
+        assert stream.reportLatestOffset()["lag"] == {"rows": 0, "seconds": 0.0}
+        first = stream.latestOffset(at(0), ReadMaxRows(1))
+        report = stream.reportLatestOffset()
+        assert (first, report["lag"]) == (at(3), {"rows": 1, "seconds": 2.0})
+        assert report["source"] == {"store": str(PATH), "filter": ["b", "d"], "database": NAME}
+        assert stream.latestOffset(first, ReadMaxRows(1)) == at(4)
+        assert stream.reportLatestOffset()["lag"] == {"rows": 0, "seconds": 0.0}
+
+
+def test_the_age_of_a_lag_without_wanted_rows_is_not_known() -> None:
+    world = World()
+    with world.database() as database:
+        append(database, "a")
+        stream = stream_of(world, filters=("a",))
+        stream.latestOffset(at(0), ALL)
+        append(database, "other")
+        assert stream.reportLatestOffset()["lag"] == {"rows": 1, "seconds": None}
+
+
+def test_a_stream_begins_at_a_time() -> None:
+    world = World()
+    with world.database(shards=2, shard_by="topic") as database:
+        append(database, "a", "b", "c", "d")
+        world.clock.advance(10)
+        now_us = world.clock.now_us()
+        append(database, "a", "b")
+        database.seal()
+        append(database, "c", "d")
+        times = StartTimes(default_us=now_us)
+        stream = stream_of(world, starting_times=times)
+        start = stream.initialOffset()
+        end = stream.latestOffset(start, ALL)
+        assert topics_between(stream, start, end) == ["a", "b", "c", "d"]
+        late = stream_of(world, starting_times=StartTimes(default_us=now_us + 60_000_000))
+        assert late.initialOffset() == end
+
+
+def test_a_batch_begins_at_a_time_of_each_shard() -> None:
+    world = World()
+    with world.database(shards=2, shard_by="topic") as database:
+        append(database, "a", "b", "c", "d")
+        world.clock.advance(10)
+        times = StartTimes(times_us={0: world.clock.now_us()})
+        append(database, "a", "b", "c", "d")
+        rows = stored_rows(database, ["#"])
+        of_first = [row["serial"] for row in rows if row["shard"] == 0]
+        reader = reader_of(world, starting_times=times)
+        found = rows_in(reader, reader.partitions())
+        assert by_place(found) == [
+            row for row in rows if row["shard"] == 1 or row["serial"] >= len(of_first) // 2
+        ]
+        with pytest.raises(UsageError, match="a shard that is not in the database: shard=7"):
+            reader_of(world, starting_times=StartTimes(times_us={7: 0})).partitions()
 
 
 def test_a_batch_that_is_planned_again_elsewhere_is_the_same() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
@@ -8,7 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from siltstone.pipeline.spark.worker import spare_collections
+from siltstone.errors import UsageError
+from siltstone.pipeline.spark.worker import one_line_errors, spare_collections
 
 
 @pytest.fixture
@@ -47,3 +49,23 @@ def test_another_process_is_left_as_it_is(
     monkeypatch.setitem(sys.modules, "__main__", main)
     spare_collections()
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("main", "error", "hidden"),
+    [
+        ("pyspark.daemon", UsageError("wrong"), "1"),
+        ("pyspark.sql.streaming.python_streaming_source_runner", UsageError("wrong"), "1"),
+        ("pyspark.daemon", ValueError("a mistake of ours"), None),
+        ("pytest", UsageError("wrong"), None),
+    ],
+)
+def test_an_error_of_ours_has_no_traceback_in_a_worker(
+    monkeypatch: pytest.MonkeyPatch, main: str, error: Exception, hidden: str | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", main_of(main))
+    monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")
+    monkeypatch.delenv("SPARK_HIDE_TRACEBACK")
+    with pytest.raises(type(error)), one_line_errors():
+        raise error
+    assert os.environ.get("SPARK_HIDE_TRACEBACK") == hidden

@@ -91,6 +91,47 @@ def test_bad_payloads_do_not_disturb_their_neighbours() -> None:
     assert decode_payload(turned, KIND).to_pylist() == expected[::-1]
 
 
+MAPPED = pa.struct(
+    [
+        pa.field("m", pa.map_(pa.string(), pa.float64())),
+        pa.field("l", pa.list_(pa.map_(pa.string(), pa.string()))),
+        pa.field("o", pa.struct([pa.field("n", pa.map_(pa.string(), pa.list_(pa.int64())))])),
+    ]
+)
+MAPS: list[tuple[bytes, dict[str, Any] | None]] = [
+    (
+        b'{"m": {"a": 1, "b": 2.5}, "l": [{"x": 1.50, "y": [true]}, {}, null], "q": 1}',
+        {
+            "m": [("a", 1.0), ("b", 2.5)],
+            "l": [[("x", "1.50"), ("y", "[true]")], [], None],
+            "o": None,
+        },
+    ),
+    (
+        b'{"o": {"n": {"k": [1, 2], "": null}}}',
+        {"m": None, "l": None, "o": {"n": [("k", [1, 2]), ("", None)]}},
+    ),
+    (b"{}", {"m": None, "l": None, "o": None}),
+    (b'{"m": [{"key": "a", "value": 1}]}', None),
+    (b'{"m": {"a": "text"}}', None),
+    (b'{"m": 3}', None),
+    (b"[1]", None),
+    (b"nope", None),
+    (b"", None),
+]
+
+
+def test_objects_become_maps_and_only_objects() -> None:
+    column = pa.array([payload for payload, _ in MAPS], pa.binary())
+    decoded = decode_payload(column, MAPPED)
+    decoded.validate(full=True)
+    assert (decoded.type, decoded.to_pylist()) == (MAPPED, [row for _, row in MAPS])
+    assert decode_payload(column.slice(1, 3), MAPPED).to_pylist() == [row for _, row in MAPS[1:4]]
+    for payload, expected in MAPS:
+        assert decode_payload(pa.array([payload], pa.binary()), MAPPED).to_pylist() == [expected]
+    assert decode_payload(column.slice(0, 0), MAPPED).type == MAPPED
+
+
 def test_what_two_payloads_leave_open_is_not_joined() -> None:
     column = pa.array([b'{"s": "}', b'{"}', b'{"o": {}', b'{"a": 1}'], pa.binary())
     assert decode_payload(column, KIND).to_pylist() == [None, None, None, whole(a=1)]
