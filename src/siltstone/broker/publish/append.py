@@ -38,8 +38,10 @@ _UNDER_WAY_MAX: Final = 2
 _PIPELINED_ROWS: Final = 256
 # No client waits for a row of durability none, so its append waits this long for more rows.
 _LAZY_SECONDS: Final = 0.005
-# An append with at most this many rows may be stored on the loop.
+# An append with at most this many rows and bytes may be stored on the loop. More bytes would hold
+# up other clients while they are compressed and written.
 _HERE_ROWS: Final = 128
+_HERE_BYTES: Final = 64 * 1024
 # At this size a new append is started, so that the store can refuse one without the other.
 _APPEND_BYTES: Final = 16 * 1024 * 1024
 # Bytes of memory that a waiting message takes in addition to its own bytes.
@@ -295,6 +297,7 @@ class AppendBatcher:
             append.durability != "synced"
             or append.producer is not None
             or len(rows.topics) > _HERE_ROWS
+            or append.size_bytes > _HERE_BYTES
             or not rows.checked
             or not self._may_wait()
         ):

@@ -35,7 +35,11 @@ _LOG: Final = logging.getLogger("siltstone.store")
 # does all commits for a while. Of the average, the last commit is an eighth.
 _SLOW_SECONDS: Final = 0.001
 _LAST_WEIGHT: Final = 0.125
+# The first such pause. Each one is twice as long as the one before it, up to the maximum, until
+# callers have committed without a pause for as long as the last one was. A caller that serves
+# others therefore waits only rarely for a disk that stays slow.
 _WARY_SECONDS: Final = 1.0
+_WARY_SECONDS_MAX: Final = 60.0
 # How often the thread of the shard does maintenance while callers commit on their own threads.
 _UPKEEP_SECONDS: Final = 0.1
 
@@ -189,12 +193,17 @@ class ShardWriter(Generic[C]):
         # Whether the thread of the shard waits until the layout is given back.
         self._wants_back = False
         self._mistake: Exception | None = None
-        # The average seconds of such commits, and since when they are possible again.
+        # The average seconds of such commits, since when they are possible again, and the pause
+        # before that.
         self._here_seconds = 0.0
         self._lends_at = 0.0
-        # Whether the thread must do maintenance, and when callers made it do so.
+        self._wary_seconds = 0.0
+        # Whether the thread must do maintenance, and when callers made it do so. Later commits of
+        # callers leave the next maintenance to the thread, which therefore looks for them.
         self._upkeep_due = False
         self._upkeep_at = 0.0
+        self._is_unkept = False
+        self._looks_again = False
         self._begun: list[C] = []
         self._obeyed: list[Ticket] = []
         # Started by the first call or order: a database may have thousands of idle shards.
@@ -271,16 +280,25 @@ class ShardWriter(Generic[C]):
         with self.mutex:
             self._is_lent = False
             self._mistake = mistake
-            self._here_seconds += (ended - began - self._here_seconds) * _LAST_WEIGHT
-            if self._here_seconds > _SLOW_SECONDS:
-                self._here_seconds = 0.0
-                self._lends_at = ended + _WARY_SECONDS
+            self._note_duration(began, ended)
             if ended - self._upkeep_at >= _UPKEEP_SECONDS:
                 self._upkeep_at = ended
-                self._upkeep_due = True
+                self._upkeep_due = self._looks_again = True
+            else:
+                self._is_unkept = True
             has_work = self._upkeep_due or self._pending or self._orders or self._closing
             if has_work or self._wants_back or mistake is not None:
                 self._wake()
+
+    def _note_duration(self, began: float, ended: float) -> None:
+        """After slow commits on the threads of callers, begin a pause without such commits."""
+        self._here_seconds += (ended - began - self._here_seconds) * _LAST_WEIGHT
+        if self._here_seconds > _SLOW_SECONDS:
+            if ended - self._lends_at > self._wary_seconds:
+                self._wary_seconds = 0.0
+            self._wary_seconds = min(max(_WARY_SECONDS, 2 * self._wary_seconds), _WARY_SECONDS_MAX)
+            self._here_seconds = 0.0
+            self._lends_at = ended + self._wary_seconds
 
     def withdraw(self, call: C) -> bool:
         """Remove a waiting call from the queue; return False if it does not wait any more."""
@@ -422,15 +440,17 @@ class ShardWriter(Generic[C]):
                         break
                     self._wakes_at = settings.max_items
                 elif self._upkeep_due:
-                    self._upkeep_due = False
+                    self._upkeep_due = self._is_unkept = False
                     return [], []
                 else:
-                    delay = self._layout.idle_seconds()
+                    delay = self._idle_delay()
                     self._wakes_at = 1
                 is_woken = self._sleep(delay)
                 self._wait_for_loan()
                 if not is_woken and not self._pending:
                     self._wakes_at = 0
+                    if self._looks_again:
+                        self._look_after_others()
                     return [], []
             self._wakes_at = 0
             if self._closing and not self._pending and not self._orders:
@@ -445,6 +465,22 @@ class ShardWriter(Generic[C]):
             if self._waits_for_room:
                 self._condition.notify_all()
             return batch, orders
+
+    def _look_after_others(self) -> None:
+        """Note that the maintenance after the last commits of callers is done now."""
+        self._looks_again = self._is_unkept
+        self._is_unkept = False
+        self._upkeep_at = self._clock.monotonic()
+
+    def _idle_delay(self) -> float | None:
+        """Return the seconds without work after which maintenance is due; None means never.
+
+        After callers have committed, the thread looks again soon whether more of them did.
+        """
+        delay = self._layout.idle_seconds()
+        if not self._looks_again:
+            return delay
+        return _UPKEEP_SECONDS if delay is None else min(delay, _UPKEEP_SECONDS)
 
     def _wait_for_loan(self) -> None:
         """Wait until the layout is given back. Raises: the internal error of the borrower."""

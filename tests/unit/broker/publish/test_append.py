@@ -111,6 +111,14 @@ class TestAppendsOnTheLoop:
             act()
         assert (desk.database.stored_here, len(desk.under_way)) == (0, 1)
 
+    def test_many_bytes_are_left_to_the_thread(self) -> None:
+        desk = Desk()
+        desk.database.is_handy = True
+        for size in (60_000, 70_000):
+            desk.append("a", "x" * size, is_checked=True)
+            desk.turn()
+        assert (desk.database.stored_here, len(desk.under_way)) == (1, 1)
+
     def test_rows_with_a_producer_are_left_to_the_thread(self) -> None:
         desk = Desk()
         desk.database.is_handy = True

@@ -591,6 +591,49 @@ class TestCommitsOnTheThreadOfTheCaller:
             writer.close()
         assert notes.commits == [["not so slow"], ["slow"], ["fast"]]
 
+    def test_a_disk_that_stays_slow_is_tried_ever_more_rarely(self) -> None:
+        clock = SlowClock()
+        notes = Notes()
+        writer: ShardWriter[Note] = ShardWriter("test", 7, notes, clock)
+
+        def pauses_after_a_slow_commit(seconds: float) -> None:
+            clock.step = 0.05
+            lent(writer, Note("slow"))
+            clock.step = 0.0
+            writer.order(lambda: None).wait(10)
+            clock.advance(seconds - 0.01)
+            for _ in range(100):
+                assert not here(writer, Note("refused"))
+            clock.advance(0.1)
+            lent(writer, Note("fast"))
+
+        try:
+            writer.start()
+            for seconds in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0):
+                pauses_after_a_slow_commit(seconds)
+            clock.advance(61.0)
+            lent(writer, Note("fast"))
+            pauses_after_a_slow_commit(1.0)
+        finally:
+            writer.close()
+
+    def test_maintenance_follows_the_last_commit_of_a_burst(self) -> None:
+        seen: list[int] = []
+        looked = Event()
+
+        class Looking(Notes):
+            def look_after(self) -> None:
+                seen.append(len(self.commits))
+                if len(self.commits) == 3:
+                    looked.set()
+
+        with writing(Looking()) as writer:
+            writer.start()
+            for name in ("a", "b", "c"):
+                lent(writer, Note(name))
+            # Nothing is due later, so the thread would sleep for ever.
+            assert looked.wait(10), seen
+
     def test_a_failed_commit_stops_the_writer(self) -> None:
         class Failing(Notes):
             def commit(self, batch: list[Note]) -> list[Outcome | Exception | None]:
