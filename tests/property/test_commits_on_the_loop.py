@@ -42,6 +42,8 @@ from siltstone.store.writer.ticket import Outcome, Ticket
 PATH = PurePath("/data")
 NAME = "messages"
 PATIENCE_SECONDS = 30.0
+# Waiting for it lets other threads run.
+NEVER = Event()
 seeds = st.integers(0, 2**32)
 
 
@@ -91,7 +93,7 @@ class Watched:
         self.crowds += self._is_used
         self._is_used = True
         if self.rng.random() < 0.2:
-            time.sleep(0.0001)
+            NEVER.wait(0.0001)
         yield
         self._is_used = False
 
@@ -173,7 +175,7 @@ def work(writer: ShardWriter[Note], number: int, rng: Random, done: Work) -> Non
         except (PoisonedError, ClosedError):
             return
         if rng.random() < 0.3:
-            time.sleep(rng.random() * 0.0004)
+            NEVER.wait(rng.random() * 0.0004)
 
 
 @settings(deadline=None)
@@ -191,7 +193,7 @@ def test_callers_and_the_thread_take_turns_and_every_call_ends_once(seed: int) -
     for thread in threads:
         thread.start()
     if rng.random() < 0.3:
-        time.sleep(rng.random() * 0.003)
+        NEVER.wait(rng.random() * 0.003)
         writer.close()
     for thread in threads:
         thread.join(PATIENCE_SECONDS)
