@@ -13,7 +13,6 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from siltstone.rows.batch import row_batch
 from siltstone.settings.declare import encoding_of
 from siltstone.store.directory import VERSION
 from siltstone.store.log.iterator import StreamIterator, StreamRef
@@ -50,6 +49,7 @@ from tests.support.frames import (
     segment_header,
     view_of,
 )
+from tests.support.row_batches import row_batch
 
 TEXT = (Path(__file__).parent.parent / "docs" / "formats.md").read_text("utf-8")
 SEED = 0x51175702

@@ -179,11 +179,6 @@ class GuardedClock:
                 went_back=self._went_back,
             )
 
-    @property
-    def ahead_seconds(self) -> float:
-        """How far the wall clock is ahead of this clock (negative: behind); 0 if it is trusted."""
-        return self.state().ahead_us / SECOND_US
-
     def state(self) -> ClockState:
         """Return the current judgement about the wall clock."""
         with self._lock:
@@ -301,9 +296,9 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
-        self._now_us += round(seconds * 1_000_000)
+        self._now_us += round(seconds * SECOND_US)
         self._monotonic += seconds
 
     def jump(self, seconds: float) -> None:
         """Set the wall clock forward or back, as an administrator would."""
-        self._now_us += round(seconds * 1_000_000)
+        self._now_us += round(seconds * SECOND_US)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siltstone.errors import CorruptionError, UsageError
-from siltstone.rows.batch import row_batch
 from siltstone.store.log.iterator import StreamIterator, StreamRef
 from siltstone.store.log.read.pieces import SCHEMA, Batch, Piece, Row
 from siltstone.store.log.write.cook import Call, Cook, Cooked
@@ -41,6 +40,7 @@ from tests.support.frames import (
     rows_in,
     view_of,
 )
+from tests.support.row_batches import row_batch
 
 PATH = PurePath("/file")
 U32 = st.integers(0, 2**32 - 1)

@@ -16,7 +16,6 @@ from siltstone.clock import ManualClock
 from siltstone.fs.api import FileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.fs.publish import create_directories
-from siltstone.rows.batch import row_batch
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
 from siltstone.store.log.iterator import StreamIterator
@@ -30,6 +29,7 @@ from siltstone.store.segment.chain import SlabIdentity
 from siltstone.store.slab.manifest import SlabRecord, SlabState
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.topic.structure import Structure
+from tests.support.row_batches import row_batch
 from tests.support.rows import rows_of
 
 PATH: Final = PurePath("/data")

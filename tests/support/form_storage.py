@@ -6,7 +6,6 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from siltstone.rows.batch import row_batch
 from siltstone.snapshot.format.records import (
     Handshakes,
     QueuedMessage,
@@ -38,6 +37,7 @@ from tests.support.frames import (
     rows_in,
     view_of,
 )
+from tests.support.row_batches import row_batch
 from tests.support.snapshots import bytes_of, opened, records_in
 from tests.support.tx_builders import World
 from tests.support.tx_model import held

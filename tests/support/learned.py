@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from siltstone.rows.batch import row_batch
 from siltstone.store.log.check.findings import Expected
 from siltstone.store.log.write.cook import Call, Cook
 from siltstone.store.segment.chain import SlabIdentity
 from siltstone.store.slab.manifest import SlabRecord, SlabState
 from siltstone.topic.structure import Placement, Structure
 from tests.support.frames import NOW_US, SEED, Frame, cooked_frame
+from tests.support.row_batches import row_batch
 
 RECORD: Final = SlabRecord(
     shard=3,

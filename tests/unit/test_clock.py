@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 
 from siltstone.clock import ClockState, GuardedClock, ManualClock, Sighting, SystemClock
+from siltstone.units import SECOND_US
 
 
 def test_the_system_clock_tells_wall_time_in_microseconds() -> None:
@@ -47,7 +48,7 @@ def guarded() -> tuple[ManualClock, GuardedClock]:
 
 def told(clock: GuardedClock) -> tuple[float, float]:
     """Return the seconds since the start that a clock tells, and how far the wall is ahead."""
-    return (clock.now_us() - START_US) / 1e6, clock.ahead_seconds
+    return (clock.now_us() - START_US) / 1e6, clock.state().ahead_us / SECOND_US
 
 
 def test_a_guarded_clock_tells_wall_time_and_follows_small_corrections() -> None:

@@ -22,6 +22,7 @@ from siltstone.errors import CorruptionError, PoisonedError, SiltstoneError
 from siltstone.logs import log
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.spool import Entry, NoSuchEntryError, Spool
+from siltstone.units import SECOND_US
 
 Value = TypeVar("Value")
 
@@ -198,7 +199,7 @@ class Forwarder:
         for one in loaded:
             for publication, payloads in publications(
                 one.batch,
-                waited_seconds=max(0, now_us - came_us(one.entry)) / 1_000_000,
+                waited_seconds=max(0, now_us - came_us(one.entry)) / SECOND_US,
                 qos_max=limits.qos_max,
                 retain=limits.retain,
             ):

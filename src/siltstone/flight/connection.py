@@ -21,6 +21,7 @@ from siltstone.scan.columns.batches import complete, fetched_columns
 from siltstone.scan.columns.schema import COLUMNS, SCHEMA, table_schema
 from siltstone.scan.ingest.columns import TAKEN
 from siltstone.store.database import Durability
+from siltstone.units import SECOND_US
 
 Moment = datetime | str | int
 
@@ -204,6 +205,6 @@ def _from_rows(rows: Sequence[dict[str, Any]]) -> pa.Table:
 
 def _time_text(moment: datetime | int) -> str:
     if isinstance(moment, int):
-        seconds, micros = divmod(moment, 1_000_000)
+        seconds, micros = divmod(moment, SECOND_US)
         moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)
     return moment.isoformat()

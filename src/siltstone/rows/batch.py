@@ -133,14 +133,3 @@ class RowBatch:
         picked.checked = self.checked
         picked.measure()
         return picked
-
-
-def row_batch(topics: list[bytes], values: list[bytes], publisher: bytes) -> RowBatch:
-    """Return rows of one publisher without flags and properties; they are not checked."""
-    batch = RowBatch()
-    batch.topics = topics
-    batch.values = values
-    batch.publisher = publisher
-    batch.shared_flags = 0
-    batch.measure()
-    return batch

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from siltstone.units import SECOND_US
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
@@ -28,7 +30,7 @@ class Lag:
 
     def since(self, oldest_us: int | None, now_us: int) -> Lag:
         """Return the lag with the age of its oldest row; None if no such row was found."""
-        seconds = None if oldest_us is None else max(0.0, (now_us - oldest_us) / 1_000_000)
+        seconds = None if oldest_us is None else max(0.0, (now_us - oldest_us) / SECOND_US)
         return replace(self, seconds=seconds)
 
     def to_json(self) -> dict[str, Any]:

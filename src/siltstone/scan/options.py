@@ -21,6 +21,7 @@ from siltstone.scan.columns.schema import COLUMNS
 from siltstone.scan.node import NODE_OPTIONS, Node, node_from
 from siltstone.store.feed.position import EARLIEST, END, LATEST, START, Position, shortened
 from siltstone.topic.grammar import TopicFilter
+from siltstone.units import SECOND_US
 
 Decode = Literal["raw", "utf8", "json"]
 DECODES: Final[tuple[Decode, ...]] = ("raw", "utf8", "json")
@@ -232,7 +233,7 @@ def parse_time(text: str, name: str) -> int:
     if word.isdecimal():
         number = int(word)
         if number < _SECONDS_END:
-            return number * 1_000_000
+            return number * SECOND_US
         time_us = number * 1000 if number < _MILLISECONDS_END else number
         if time_us >= _TIME_END_US:
             raise UsageError(f"{name} must not be after the year 9999: {name}={shortened(text)}")
@@ -280,7 +281,7 @@ def _start_time(text: str, name: str, now_us: int) -> int:
         except UsageError as exc:
             more = "a time before now such as -1h, or a number"
             raise UsageError(str(exc).replace("or a number", more, 1)) from exc
-    return max(0, now_us - round(parse_duration(relative[1], name) * 1_000_000))
+    return max(0, now_us - round(parse_duration(relative[1], name) * SECOND_US))
 
 
 def _parse_columns(text: str, name: str) -> tuple[str, ...]:

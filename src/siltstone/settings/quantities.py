@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import Final
 
 from siltstone.errors import UsageError
+from siltstone.units import SECOND_US
 
 _SIZES: Final = {
     "": 1,
@@ -35,7 +36,7 @@ _DURATIONS_US: Final = {
     "us": 1,
     "µs": 1,
     "ms": 1000,
-    "s": 1_000_000,
+    "s": SECOND_US,
     "m": 60_000_000,
     "h": 3_600_000_000,
     "d": 86_400_000_000,
@@ -68,13 +69,13 @@ def parse_size(text: str) -> int:
 
 def parse_duration(text: str) -> float:
     """Parse a duration and return seconds. Raises: UsageError."""
-    return _duration_us(text) / 1_000_000
+    return _duration_us(text) / SECOND_US
 
 
 def _duration_us(text: str) -> int:
     stripped = text.strip()
     if _EPOCH.fullmatch(stripped):
-        return int(Decimal(stripped) * 1_000_000)
+        return int(Decimal(stripped) * SECOND_US)
     total = Decimal(0)
     position = 0
     while match := _DURATION_PART.match(stripped, position):
@@ -115,7 +116,7 @@ def _time_us(text: str, now_us: int) -> int:
     if _EPOCH.fullmatch(text):
         number = Decimal(text)
         if number < _SECONDS_END:
-            return int(number * 1_000_000)
+            return int(number * SECOND_US)
         return int(number * 1000) if number < _MILLISECONDS_END else int(number)
     if match := _RELATIVE.fullmatch(text):
         distance_us = _duration_us(match[2])
@@ -144,7 +145,7 @@ def format_size(size_bytes: int) -> str:
 
 def format_duration(seconds: float) -> str:
     """Return a duration that parse_duration reads: whole units, largest first."""
-    left = round(seconds * 1_000_000)
+    left = round(seconds * SECOND_US)
     if left == 0:
         return "0s"
     parts: list[str] = []
@@ -157,7 +158,7 @@ def format_duration(seconds: float) -> str:
 
 def format_moment(time_us: int) -> str:
     """Return a time for a table: to the second, with a space where a line may break."""
-    return format_time(time_us - time_us % 1_000_000).replace(".000000", "").replace("T", " ")
+    return format_time(time_us - time_us % SECOND_US).replace(".000000", "").replace("T", " ")
 
 
 def format_time(time_us: int) -> str:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.rows.batch import RowBatch, row_batch
+from siltstone.rows.batch import RowBatch
+from tests.support.row_batches import row_batch
 
 ROWS = st.lists(
     st.tuples(

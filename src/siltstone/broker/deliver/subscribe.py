@@ -31,6 +31,7 @@ from siltstone.session.sending.outbox import Outbox
 from siltstone.session.session import Session
 from siltstone.session.subscribed import Subscribed
 from siltstone.topic.grammar import TopicFilter
+from siltstone.units import SECOND_US
 
 # Steps of a walk through the retained messages in one turn, for one client.
 _STEPS_MAX: Final = 1000
@@ -281,7 +282,7 @@ def _send_retained(
     if message.expires_us:
         left_us = message.expires_us - now_us
         properties = with_time_left(properties, left_us)
-        expires_at = now + left_us / 1_000_000
+        expires_at = now + left_us / SECOND_US
     # [MQTT-3.3.1-8]: a message that is sent for a new subscription has the retain flag.
     flags = min(message.flags & 3, subscribed.subscription.qos) | RETAIN
     properties += _encoded(subscribed.identifier)

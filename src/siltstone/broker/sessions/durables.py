@@ -38,6 +38,7 @@ from siltstone.session.durable.session import Durable, new_session
 from siltstone.session.session import Session
 from siltstone.store.feed.pool import StagedFilters
 from siltstone.topic.grammar import TopicFilter
+from siltstone.units import SECOND_US
 
 Act = Callable[[], None]
 Found = OwnedSession | SiltstoneError | None
@@ -177,7 +178,7 @@ class Durables:
         return (
             away_us is not None
             and state.expiry_seconds != 0xFFFF_FFFF
-            and self._clock.passed_us(away_us) >= state.expiry_seconds * 1_000_000
+            and self._clock.passed_us(away_us) >= state.expiry_seconds * SECOND_US
         )
 
     def due_will(self, state: SavedSession) -> SavedWill | None:
@@ -188,7 +189,7 @@ class Durables:
         away_us, will = state.away_since_us, state.will
         if away_us is None or will is None:
             return None
-        is_due = self._clock.passed_us(away_us) >= will.delay_seconds * 1_000_000
+        is_due = self._clock.passed_us(away_us) >= will.delay_seconds * SECOND_US
         return will if is_due or self.is_expired(state) else None
 
     def attach(self, session: Session, owned: OwnedSession, window: int) -> Durable:
@@ -258,7 +259,7 @@ class Durables:
         """Start the feed of a session: first the missed rows, within the limits, then new ones."""
         durable = _durable(session)
         limits = self._limits
-        durable.reader.age_max_us = int(limits.backlog_age_max * 1_000_000)
+        durable.reader.age_max_us = int(limits.backlog_age_max * SECOND_US)
         messages_max, bytes_max = limits.backlog_messages_max, limits.backlog_bytes_max
         if not messages_max and not bytes_max:
             self._feed_in_parts(session, _filters_to_read(session, durable))

@@ -31,6 +31,7 @@ from siltstone.snapshot.format.contents import ContentsInMemory, NoContents
 from siltstone.snapshot.format.totals import Summary
 from siltstone.snapshot.loader import SnapshotReader, verify_snapshot
 from siltstone.store.kv.rocks import open_read_only
+from siltstone.units import SECOND_US
 
 app = App("Write, list, verify and compare snapshots of the state.", "siltstone snapshot list")
 _POLL_SECONDS: Final = 0.05
@@ -63,7 +64,7 @@ def _open(data: Path, which: str) -> File:
 
 
 def _time(time_us: int) -> str:
-    return datetime.fromtimestamp(time_us / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(time_us / SECOND_US, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 @app.command("list")

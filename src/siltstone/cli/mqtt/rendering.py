@@ -24,6 +24,7 @@ from siltstone.errors import UsageError
 from siltstone.mqtt.properties import NO_PROPERTIES, Properties, decode_properties
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.wire import PacketType, Reader, encode_variable
+from siltstone.units import SECOND_US
 
 # Renders messages that were received at a time in µs since 1970.
 Render = Callable[[PublishBatch, int], bytes]
@@ -148,7 +149,7 @@ _FIELDS: Final[Mapping[str, Callable[[Message], bytes] | bytes]] = {
     "r": lambda message: b"%d" % (message.flags >> 2 & 1),
     "d": lambda message: b"%d" % (message.flags >> 3 & 1),
     "m": lambda message: b"%d" % message.packet_id,
-    "U": lambda message: b"%d.%06d" % divmod(message.time_us, 1_000_000),
+    "U": lambda message: b"%d.%06d" % divmod(message.time_us, SECOND_US),
     "I": lambda message: _iso(message.time_us).encode(),
     "j": _json,
     "C": lambda message: _text(message.properties.content_type),

@@ -30,6 +30,7 @@ from siltstone.session.archive.records import SavedGroup
 from siltstone.session.durable.delivered_source import DeliveredSource
 from siltstone.session.durable.lag import group_lag
 from siltstone.store.feed.position import Position
+from siltstone.units import SECOND_US
 
 app = App("List, inspect, move and drop share groups.", "siltstone groups list")
 
@@ -170,14 +171,14 @@ def _document(
     now_us = SystemClock().now_us()
     lag = group_lag(source, group, now_us, count_max=count_max)
     empty_us = group.empty_since_us
-    empty = None if empty_us is None else (now_us - empty_us) / 1e6
+    empty = None if empty_us is None else (now_us - empty_us) / SECOND_US
     return {
         "group": group_id(group.name, group.filter),
         "strategy": group.strategy,
         "kept": is_kept,
         "behind": lag.messages,
         "behind_is_more": lag.is_more,
-        "behind_seconds": None if lag.oldest_us is None else (now_us - lag.oldest_us) / 1e6,
+        "behind_seconds": None if lag.oldest_us is None else (now_us - lag.oldest_us) / SECOND_US,
         "empty_seconds": empty,
         "expires_in_seconds": None if empty is None else group.expiry_seconds - empty,
         "position": group.position.shards(),

@@ -35,6 +35,7 @@ from siltstone.session.durable.lag import Lag, session_lag
 from siltstone.settings.quantities import parse_time
 from siltstone.store.directory import Store
 from siltstone.store.tx.reading import KeyValueReader
+from siltstone.units import SECOND_US
 
 app = App("List, inspect, move and drop durable sessions.", "siltstone sessions list")
 
@@ -269,7 +270,7 @@ def _document(saved: SavedSession, lag: Lag, now_us: int, *, is_live: bool) -> d
         # A killed broker could not save that its clients were disconnected.
         "connected": saved.connected and is_live,
         "away_seconds": _since(saved.away_since_us, now_us),
-        "expires_in_seconds": None if expires_us is None else (expires_us - now_us) / 1e6,
+        "expires_in_seconds": None if expires_us is None else (expires_us - now_us) / SECOND_US,
         "behind": lag.messages,
         "behind_is_more": lag.is_more,
         "behind_seconds": _since(lag.oldest_us, now_us),
@@ -286,7 +287,7 @@ def _document(saved: SavedSession, lag: Lag, now_us: int, *, is_live: bool) -> d
 
 
 def _since(at_us: int | None, now_us: int) -> float | None:
-    return None if at_us is None else max(0.0, (now_us - at_us) / 1e6)
+    return None if at_us is None else max(0.0, (now_us - at_us) / SECOND_US)
 
 
 def seconds_text(seconds: float | None) -> str:

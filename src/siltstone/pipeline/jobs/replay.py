@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 from siltstone.clock import Clock, SystemClock
 from siltstone.errors import UsageError
 from siltstone.pipeline.table import Moment, table, time_of
+from siltstone.units import SECOND_US
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # A write of Spark takes about this long, so shorter windows would fall behind.
@@ -108,13 +109,13 @@ def _windows(
         if count:
             yield chosen, count, 0.0, 0
         return
-    width_us = max(1, int(min(WINDOW_SECONDS * settings.speed * 1_000_000, _WIDTH_MAX_US)))
+    width_us = max(1, int(min(WINDOW_SECONDS * settings.speed * SECOND_US, _WIDTH_MAX_US)))
     window = F.floor(F.unix_micros("timestamp") / width_us)
     found = chosen.groupBy(window.alias("window")).count().orderBy("window").collect()
     for place, row in enumerate(found):
         start_us = row["window"] * width_us
         rows = _rows(spark, settings, max(since_us, start_us), min(until_us, start_us + width_us))
-        due = (start_us - found[0]["window"] * width_us) / settings.speed / 1_000_000
+        due = (start_us - found[0]["window"] * width_us) / settings.speed / SECOND_US
         yield rows, row["count"], due, len(found) - place - 1
 
 

@@ -35,6 +35,7 @@ from siltstone.pipeline.lake.merge import FILE_BYTES, MergeTask, choose_merges, 
 from siltstone.pipeline.lake.names import FILE_COLUMNS, PARTITION_COLUMNS
 from siltstone.scan.survey import find_database
 from siltstone.store.directory import Store
+from siltstone.units import SECOND_US
 
 # Held by the one job that adds rows.
 LOCK: Final = "LOCK"
@@ -123,7 +124,7 @@ def tidy(
     """
     # It is read before the files are listed: a file of a later batch may be one of an open batch.
     ended = ended_batch(fs, lake)
-    today = datetime.fromtimestamp(clock.now_us() / 1_000_000, UTC).date().isoformat()
+    today = datetime.fromtimestamp(clock.now_us() / SECOND_US, UTC).date().isoformat()
     tasks = [
         MergeTask(lake=str(lake), table=name, inputs=inputs)
         for name in tables

@@ -26,7 +26,6 @@ from siltstone.session.archive.index import KINDS, expires_at_us
 from siltstone.session.archive.keys import (
     AWAY_FILTER,
     CONNECTED_FILTER,
-    COUNT_GROUPS,
     COUNT_RUN,
     COUNT_SESSIONS,
     GROUPS_FILTER,
@@ -296,12 +295,11 @@ class SessionArchive:
         saved = found[0].group()
         return saved if self._origin is None else group_in(saved, self._origin)[0]
 
-    def create_group(self, group: SavedGroup) -> OwnedGroup:
-        """Create a share group; it replaces an existing group of the same name and filter."""
-        return self.create_groups([group])[0]
-
     def create_groups(self, groups: Sequence[SavedGroup]) -> CreatedGroups:
-        """Create many share groups, in one or a few group commits."""
+        """Create share groups, in one or a few group commits.
+
+        A group replaces the group that has the same name and filter.
+        """
         if self._origin is not None:
             groups = [
                 replace(group, position=group.position.of(self._origin.text)) for group in groups
@@ -322,10 +320,6 @@ class SessionArchive:
         first = GroupKeys(after).state if after else ""
         rows = self._rows.walk(GROUPS_FILTER, first)
         return [*islice((decode_group(row.value)[0] for row in rows if row.topic != first), limit)]
-
-    def count_groups(self) -> int:
-        """Return the number of share groups, without a scan."""
-        return self._rows.count(COUNT_GROUPS)
 
     def _load(self, client_id: str, keys: SessionKeys) -> tuple[SessionContent, Stored] | None:
         return owned_session.content_of(self._rows.rows(client_id, keys.all), keys)

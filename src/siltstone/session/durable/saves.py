@@ -65,11 +65,6 @@ class SaveScheduler:
         self._last: Act | None = None
         self._tries = 0
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no save is running or requested."""
-        return not self._is_saving and not self._is_wanted
-
     def save(self, then: Act | None = None) -> None:
         """Save all changes up to now; call `then` when they are durable."""
         if then is not None:

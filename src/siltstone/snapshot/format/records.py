@@ -9,7 +9,6 @@ A record holds its whole payload. The writer stores equal payloads once, and the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -174,12 +173,6 @@ OWNERS: dict[type[Record], type[Record]] = {
     FilePart: StoredFile,
     KeyValuePair: KeyValueFamily,
 }
-
-
-class StateSource(Protocol):
-    """A source of state to save. The state is that of one moment, however long reading takes."""
-
-    def records(self) -> Iterator[Record]: ...
 
 
 class StateSink(Protocol):

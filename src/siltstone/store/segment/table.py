@@ -67,9 +67,7 @@ class MappedNumbers:
     def __init__(self, view: memoryview) -> None:
         size = len(view) & ~7
         self.u8 = np.frombuffer(view, np.uint8, size)
-        self.u16 = np.frombuffer(view, np.dtype("<u2"), size // 2)
         self.i16 = np.frombuffer(view, np.dtype("<i2"), size // 2)
-        self.u32 = np.frombuffer(view, np.dtype("<u4"), size // 4)
         self.i32 = np.frombuffer(view, np.dtype("<i4"), size // 4)
         self.i64 = np.frombuffer(view, np.dtype("<i8"), size // 8)
 

@@ -42,10 +42,11 @@ from siltstone.store.shard.leader import LeaderShard, Leading
 from siltstone.store.slab.manifest import COMPACTING, Manifest, SlabId, SlabRecord
 from siltstone.store.writer.producers import ProducerTable
 from siltstone.topic.structure import Structure
+from siltstone.units import SECOND_US
 
 # Segments whose frames have more rows on average are as fast as compacted ones.
 SMALL_FRAME_ROWS: Final = 8192
-_AGE_US: Final = 60_000_000
+_AGE_US: Final = 60 * SECOND_US
 # A segment with at least so many frames, of fewer rows on average, is ended early and compacted.
 # With fewer frames compaction gains little, and the number of segments grows.
 SCATTERED_MIN: Final = 4096

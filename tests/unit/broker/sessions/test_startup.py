@@ -27,7 +27,7 @@ def test_who_was_connected_and_groups_that_had_members_are_away_from_the_start_o
         groups = [FULL, replace(FULL, name="h"), replace(GROUP, name="i")]
         world.archive.create(CONNECTED)
         for group in groups:
-            world.archive.create_group(group)
+            world.archive.create_groups([group])
         world.clock.advance(60)
         begin_run(world.archive, world.clock)
         now_us = world.clock.now_us()
@@ -48,7 +48,7 @@ def test_a_start_that_is_cut_short_loses_nobody() -> None:
     with ArchiveWorld() as world:
         for client_id in ("a", "b"):
             world.archive.create(replace(CONNECTED, client_id=client_id))
-        world.archive.create_group(FULL)
+        world.archive.create_groups([FULL])
         # The run is counted, and one of the sessions is marked.
         world.archive.begin_run()
         world.archive.mark_away(["a"], 1)

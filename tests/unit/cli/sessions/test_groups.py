@@ -34,8 +34,8 @@ def commands(siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Session
 def filled(commands: SessionCommands) -> SessionCommands:
     commands.append(b"0", b"1", b"2")
     with commands.archive() as archive:
-        archive.create_group(FULL)
-        archive.create_group(EMPTY)
+        archive.create_groups([FULL])
+        archive.create_groups([EMPTY])
     return commands
 
 

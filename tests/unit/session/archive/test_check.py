@@ -19,7 +19,7 @@ def test_a_sound_archive_has_no_problems(shards: int) -> None:
         assert problems(world) == []
         world.archive.begin_run()
         world.archive.create_many([WHOLE, *(away(f"c{n}", "a", f"b/{n}") for n in range(5))])
-        world.archive.create_group(GROUP)
+        world.archive.create_groups([GROUP])
         assert problems(world) == []
 
 

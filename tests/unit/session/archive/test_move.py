@@ -54,7 +54,7 @@ def test_a_session_that_is_moved_has_its_subscriptions_and_what_it_must_release(
 
 def test_a_group_that_is_moved_has_nothing_done() -> None:
     with ArchiveWorld() as world:
-        owned = world.archive.create_group(GROUP)
+        owned = world.archive.create_groups([GROUP])[0]
         move_group(owned, PLACE)
         owned.save()
         assert world.restart().peek_group("g", "a/+") == replace(

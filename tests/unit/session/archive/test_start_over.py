@@ -82,7 +82,7 @@ def test_a_session_that_was_taken_is_saved_whole_where_it_starts() -> None:
 
 def test_a_group_that_was_taken_is_saved_whole_where_it_starts() -> None:
     world = ArchiveWorld(origin=SAME)
-    world.archive.create_group(GROUP)
+    world.archive.create_groups([GROUP])
     started = replace(GROUP, since=START, position=Position({}, "0the"), done=())
     archive = world.restart(origin=OTHER)
     assert archive.peek_group(GROUP.name, GROUP.filter) == started

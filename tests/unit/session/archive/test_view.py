@@ -23,7 +23,7 @@ def test_whoever_looks_sees_whole_groups_in_order() -> None:
     with ArchiveWorld() as world:
         other = replace(GROUP, name="f", filter="#")
         for group in (GROUP, other):
-            world.archive.create_group(group)
+            world.archive.create_groups([group])
         view = ArchiveView(KeyValueReader(world.memory.reopened()))
         assert list(view.groups()) == [other, GROUP]
         assert (view.group("$share/g/a/+"), view.group("$share/g/b")) == (GROUP, None)

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from siltstone.errors import UsageError
 from siltstone.rows.batch import QOS_BITS, RETAIN
+from siltstone.rows.columns import store_schema
 from siltstone.scalars import scalar
 from siltstone.store.segment.view import FrameView
 from siltstone.store.slab.manifest import SlabId
@@ -27,21 +28,7 @@ from siltstone.topic.structure import Stream
 
 _CODES: Final[dict[int, Literal["b", "h", "i", "q"]]] = {1: "b", 2: "h", 4: "i", 8: "q"}
 
-SCHEMA: Final = pa.schema(
-    [
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("publisher", pa.string(), nullable=False),
-        pa.field("qos", pa.uint8(), nullable=False),
-        pa.field("retain", pa.bool_(), nullable=False),
-        pa.field("properties", pa.binary(), nullable=False),
-        pa.field("value", pa.binary(), nullable=False),
-        pa.field("shard", pa.uint32(), nullable=False),
-        pa.field("generation", pa.uint32(), nullable=False),
-        pa.field("stream", pa.uint64(), nullable=False),
-        pa.field("serial", pa.uint64(), nullable=False),
-    ]
-)
+SCHEMA: Final = store_schema()
 COLUMNS: Final = tuple(SCHEMA.names)
 _TIMESTAMP: Final = SCHEMA.field("timestamp").type
 

@@ -377,12 +377,6 @@ class Committer:
         """The seed of the checksums of all frames of the slab."""
         return self._writer.seed
 
-    @property
-    def segment_place(self) -> tuple[int, int]:
-        """The first serial of the last segment, and the size of its file in bytes."""
-        segment = self._writer.chain.handles[-1].segment()
-        return segment.header.base_serial, segment.header.file_bytes
-
     def replicate(self, log: CommitLog) -> None:
         """Commit through a log that other sites share: all sites write the same bytes."""
         self.log = log

@@ -69,6 +69,7 @@ from siltstone.store.writer.replication.producers import Producers
 from siltstone.store.writer.replication.rule import Position
 from siltstone.store.writer.replication.shard import READING, ReplicatedShard
 from siltstone.store.writer.ticket import Outcome, Ticket
+from siltstone.units import SECOND_US
 
 _LOG: Final = logging.getLogger("siltstone.store")
 AGAIN_SECONDS: Final = 0.5
@@ -360,7 +361,7 @@ class ReplicatedLog:
         elif self._closing:
             raise OutcomeUnknownError("the store was closed before the record counted")
         # Other events come often, so their absence says nothing about the record.
-        now_us = int(self._clock.monotonic() * 1e6)
+        now_us = int(self._clock.monotonic() * SECOND_US)
         if core.leader is not None and self._outbox.watch(core.leader.oldest(), now_us):
             self._do(core.publish_again())
             self._show()

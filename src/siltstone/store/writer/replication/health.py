@@ -13,16 +13,18 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import Final
 
-SILENCE_US: Final = 1_000_000
+from siltstone.units import SECOND_US
+
+SILENCE_US: Final = SECOND_US
 RANK_US: Final = 300_000
-BACK_OFF_US_MAX: Final = 10_000_000
+BACK_OFF_US_MAX: Final = 10 * SECOND_US
 AGAIN_US: Final = 500_000
-STALL_US: Final = 3_000_000
-CLOCK_US_MAX: Final = 5_000_000
-RENEW_US: Final = 2_000_000
-MUTE_US: Final = 10_000_000
-DEAD_US: Final = 20_000_000
-FALL_BACK_US: Final = 20_000_000
+STALL_US: Final = 3 * SECOND_US
+CLOCK_US_MAX: Final = 5 * SECOND_US
+RENEW_US: Final = 2 * SECOND_US
+MUTE_US: Final = 10 * SECOND_US
+DEAD_US: Final = 20 * SECOND_US
+FALL_BACK_US: Final = 20 * SECOND_US
 
 
 class ClaimTimer:

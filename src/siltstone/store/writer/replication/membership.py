@@ -18,10 +18,11 @@ from typing import Final
 
 from siltstone.errors import UsageError
 from siltstone.store.writer.replication.follower import Status
+from siltstone.units import SECOND_US
 
-HOLD_US: Final = 60_000_000
+HOLD_US: Final = 60 * SECOND_US
 LAG_BYTES_MAX: Final = 512 * 1024 * 1024
-LAG_US_MAX: Final = 60_000_000
+LAG_US_MAX: Final = 60 * SECOND_US
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

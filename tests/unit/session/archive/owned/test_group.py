@@ -15,7 +15,7 @@ from tests.support.archive_builders import GROUP, ArchiveWorld
 
 def test_progress_and_what_else_there_is_are_saved_and_survive() -> None:
     with ArchiveWorld() as world:
-        owned = world.archive.create_group(GROUP)
+        owned = world.archive.create_groups([GROUP])[0]
         assert (owned.state, owned.is_dirty, owned.save_later()) == (GROUP, False, None)
         owned.put_progress(position=Position({0: 20}), done=(SerialRange(0, 21, 22),))
         owned.put_meta(empty_since_us=None, strategy="round-robin")
@@ -34,7 +34,7 @@ def test_progress_and_what_else_there_is_are_saved_and_survive() -> None:
 
 def test_what_stays_as_it_is_is_not_saved() -> None:
     with ArchiveWorld() as world:
-        owned = world.archive.create_group(GROUP)
+        owned = world.archive.create_groups([GROUP])[0]
         owned.put_meta(strategy=GROUP.strategy)
         owned.put_progress(position=GROUP.position, done=GROUP.done)
         assert not owned.is_dirty
@@ -45,7 +45,7 @@ def test_what_stays_as_it_is_is_not_saved() -> None:
 
 def test_a_former_leader_can_neither_save_nor_drop() -> None:
     with ArchiveWorld() as world:
-        former = world.archive.create_group(GROUP)
+        former = world.archive.create_groups([GROUP])[0]
         leader = world.archive.take_group("g", "a/+")
         assert leader is not None
         assert leader.serial > former.serial

@@ -5,7 +5,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from siltstone.rows.batch import row_batch
 from siltstone.store.log.read.cursor import ShardPlan, read_in_time_order
 from siltstone.store.log.read.pieces import COLUMNS, SCHEMA
 from siltstone.store.log.read.scan import Span
@@ -13,6 +12,7 @@ from siltstone.store.log.write.committer import Committer
 from siltstone.store.log.write.cook import Call
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import NOW_US, World, begun, call_on
+from tests.support.row_batches import row_batch
 from tests.support.rows import rows_of
 
 ALWAYS = Span()

@@ -5,7 +5,6 @@ import struct
 import pytest
 
 from siltstone.errors import InvalidTopicError, UsageError
-from siltstone.rows.batch import row_batch
 from siltstone.store.log.write.cook import Call, Cook, Cooked, measure_column
 from siltstone.topic.structure import Structure
 from tests.support.frames import (
@@ -16,6 +15,7 @@ from tests.support.frames import (
     rows_in,
     view_of,
 )
+from tests.support.row_batches import row_batch
 
 
 def new_cook(*thresholds: int, topics_max: int = 1000) -> Cook:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from siltstone.errors import UsageError
-from siltstone.rows.batch import row_batch
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.log.write.cook import Call
 from siltstone.store.log.write.partition import (
@@ -19,6 +18,7 @@ from siltstone.store.log.write.partition import (
 )
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.topic.grammar import TOPIC_SIZE_MAX, TopicFilter
+from tests.support.row_batches import row_batch
 
 # The keys by the shard they belong to, out of four.
 ON_SHARD = {0: b"k5", 1: b"k1", 2: b"k4", 3: b"k0"}

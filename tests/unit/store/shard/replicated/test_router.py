@@ -13,7 +13,6 @@ from siltstone.errors import (
     PoisonedError,
     RetryError,
 )
-from siltstone.rows.batch import row_batch
 from siltstone.store.log.write.cook import Call
 from siltstone.store.shard.replicated.calls import decode_call, encode_answer
 from siltstone.store.shard.replicated.log import ReplicatedLog
@@ -27,6 +26,7 @@ from siltstone.store.shard.replicated.router import Router
 from siltstone.store.writer.replication.follower import Progress, Status
 from siltstone.store.writer.replication.messages import Call as Claim
 from siltstone.store.writer.ticket import Outcome, Ticket
+from tests.support.row_batches import row_batch
 
 STORED = Outcome(
     duplicate=False,
