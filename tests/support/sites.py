@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from siltstone.errors import SiltstoneError
 from siltstone.fs.posix import process_arguments, send_signal
 from siltstone.manage.running import ask_broker
 from siltstone.mqtt.reason import Reason
-from tests.support.broker_process import BrokerProcess, stored
+from tests.support.broker_process import COMMAND, BrokerProcess, stored
 from tests.support.mqtt_socket import connected
+from tests.support.namespaces import Network
 from tests.support.ports import free_port
 
 NAMES = ("a", "b", "c")
 # A first election of JetStream takes seconds, and more on a busy machine.
-PATIENCE = 90.0
+PATIENCE = 60.0
 _STOPPED = threading.Event()
 
 
@@ -35,14 +36,22 @@ def until(holds: Callable[[], bool], what: str, seconds: float = PATIENCE) -> No
 
 
 class Sites:
-    """Three sites on this machine."""
+    """Three sites on this machine, each in a namespace of its own if there is a network."""
 
-    def __init__(self, directory: Path, settings: Mapping[str, str | float]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, str | float],
+        network: Network | None = None,
+    ) -> None:
         self.directory = directory
+        self.network = network
         secret = directory / "secret"
         secret.write_text("a secret of this test only")
         secret.chmod(0o600)
-        addresses = {name: f"127.0.0.1:{free_port()}" for name in NAMES}
+        hosts = dict.fromkeys(NAMES, "127.0.0.1") if network is None else network.address
+        addresses = {name: f"{hosts[name]}:{free_port()}" for name in NAMES}
+        prefixes = {name: () if network is None else network.command(name) for name in NAMES}
         self.brokers = {
             name: BrokerProcess(
                 directory / name,
@@ -54,6 +63,7 @@ class Sites:
                     "cluster.secret_file": str(secret),
                     **settings,
                 },
+                command=(*prefixes[name], *COMMAND),
             )
             for name in NAMES
         }
@@ -101,12 +111,18 @@ class Sites:
 
     def publish(self, name: str, client: str, payloads: list[bytes]) -> None:
         """Publish with QoS 1 at a site, one message after another."""
-        with connected(self.brokers[name].port, client) as socket:
+        with self.inside(name):
+            opened = connected(self.brokers[name].port, client)
+        with opened as socket:
             socket.socket.settimeout(PATIENCE)
             for number, payload in enumerate(payloads, 1):
                 assert socket.publish("plant/x", payload, packet_id=number) is Reason.SUCCESS
                 with self._lock:
                     self.acknowledged.append(payload)
+
+    def inside(self, name: str) -> AbstractContextManager[None]:
+        """Let this thread open sockets at a site."""
+        return nullcontext() if self.network is None else self.network.inside(name)
 
     def rows(self, name: str) -> list[bytes]:
         """Return the stored payloads of a site."""
@@ -149,10 +165,12 @@ class Sites:
 
 @contextmanager
 def three_sites(
-    directory: Path, settings: Mapping[str, str | float] | None = None
+    directory: Path,
+    settings: Mapping[str, str | float] | None = None,
+    network: Network | None = None,
 ) -> Iterator[Sites]:
     """Three sites, not started yet; nothing of them runs at the end."""
-    sites = Sites(directory, settings or {})
+    sites = Sites(directory, settings or {}, network)
     try:
         yield sites
     except BaseException:

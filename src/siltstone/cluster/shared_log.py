@@ -134,6 +134,8 @@ class LogTail:
         self._nonce = nonce
         self.name = StreamName.of(shard.identity)
         self._next = shard.view.progress.sequence + 1
+        # The last sequence that the shard was given; it may not have taken it yet.
+        self._read = shard.view.progress.sequence
         self._subscription: Subscription | None = None
         self._consumer = ""
         self._heard_at = 0.0
@@ -186,16 +188,18 @@ class LogTail:
 
     async def look(self) -> None:
         """Compare the bounds of the stream with what was read. Raises: ApiError, NatsError."""
+        read_before = self._read
         info = await ask(self._client, f"STREAM.INFO.{self.name.stream}")
         state, config = info["state"], info["config"]
         nonce = bytes.fromhex(config.get("metadata", {}).get("nonce", ""))
-        bounds = Bounds(first=state["first_seq"], last=state["last_seq"], nonce=nonce)
-        self.first, self.last = bounds.first, bounds.last
+        self.first, self.last = state["first_seq"], state["last_seq"]
         self.message_bytes = state["bytes"] // max(1, state["messages"])
-        read = self.shard.view.progress.sequence
         now_us = int(asyncio.get_running_loop().time() * 1e6)
-        if nonce != self._nonce or self._bounds.is_believed(bounds.last, read, now_us):
-            self.shard.found(bounds)
+        last = self._bounds.last(self.last, read_before=read_before, read=self._read, now_us=now_us)
+        if nonce != self._nonce:
+            self.shard.found(Bounds(first=self.first, last=self.last, nonce=nonce))
+        elif last is not None:
+            self.shard.found(Bounds(first=self.first, last=last, nonce=nonce))
 
     async def trim(self, below: int) -> None:
         """Remove the messages before a sequence. Raises: ApiError, NatsError."""
@@ -278,6 +282,7 @@ class LogTail:
             await asyncio.sleep(0.01)
             self._heard_at = asyncio.get_running_loop().time()
         self._next = sequence + 1
+        self._read = max(self._read, sequence)
         self.last = max(self.last, sequence)
         self.shard.deliver(sequence, message.data)
 

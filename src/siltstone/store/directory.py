@@ -270,9 +270,13 @@ class Store:
 
     def ensure(self, name: str, settings: DatabaseSettings | None = None) -> Database:
         """Open a database, or create it; an existing one keeps its settings."""
-        if name in self.names():
-            return self.database(name)
-        return self.create(name, settings)
+        if name not in self.names():
+            try:
+                return self.create(name, settings)
+            except ExistsError:
+                # Another thread has created it meanwhile.
+                return self.database(name)
+        return self.database(name)
 
     def drop(self, name: str) -> None:
         """Delete a database with all its rows. Raises: NotFoundError."""

@@ -284,6 +284,15 @@ class TestSettings:
             database = store.ensure(NAME, settings_of(shards=2))
             assert (database.settings, store.names()) == (settings_of(shards=2), [NAME])
 
+    def test_ensure_opens_what_another_thread_creates_meanwhile(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with World().store() as store:
+            database = store.create(NAME)
+            # What was seen just before the other thread had created it.
+            monkeypatch.setattr(store, "names", list)
+            assert store.ensure(NAME) is database
+
 
 class TestBackend:
     def test_a_replicated_one_needs_a_cluster(self) -> None:

@@ -114,15 +114,21 @@ class LogLayout:
                 size += call.size_bytes
                 coming[call.producer].add(call.sequence)
                 admitted.append(call)
-        stored = iter(self._store(admitted))
-        outcomes = [next(stored) if refusal is None else refusal for refusal in refusals]
-        for call, outcome in zip(batch, outcomes, strict=True):
+        outcomes: list[Outcome | Exception | None] = list(refusals)
+        if self._examine is not None and len(admitted) < len(batch):
+            # A call must not be stored without the one before it, which may just have been refused.
+            found = iter(self._examine(admitted))
+            outcomes = [next(found) if refusal is None else refusal for refusal in refusals]
+        wanted = [call for call, known in zip(batch, outcomes, strict=True) if known is None]
+        stored = iter(self._store(wanted))
+        settled = [next(stored) if known is None else known for known in outcomes]
+        for call, outcome in zip(batch, settled, strict=True):
             if isinstance(outcome, RetryError):
                 self.refused(call)
             elif call.producer:
                 with self._refused_lock:
                     self._refused.settle(call.producer, call.sequence)
-        return outcomes
+        return settled
 
     def idle_seconds(self) -> float | None:
         """Return the seconds without work after which `look_after` is due; None means never."""

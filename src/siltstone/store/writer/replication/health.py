@@ -125,19 +125,26 @@ class BoundsWatch:
     before it has applied what the leader before it had committed. So a shorter log is believed only
     if nothing else is seen for a while. Meanwhile the chain protects the site: a message that is
     stored anew behind what was lost does not fit.
+
+    The answer takes some time. What is read meanwhile may be newer than the answer, and says that
+    the log is longer.
     """
 
     def __init__(self) -> None:
         self._since_us: int | None = None
 
-    def is_believed(self, last: int, read: int, now_us: int) -> bool:
-        """Return whether these bounds say something. `read` is the last sequence that was read."""
-        if last >= read:
+    def last(self, told: int, *, read_before: int, read: int, now_us: int) -> int | None:
+        """Return the last sequence of the log, None if it is not known now.
+
+        `told` is the answer of the log, `read_before` the last sequence that was read before the
+        question, and `read` the one that is read now.
+        """
+        if told >= read_before:
             self._since_us = None
-            return True
+            return max(told, read)
         if self._since_us is None:
             self._since_us = now_us
-        return now_us - self._since_us >= FALL_BACK_US
+        return told if now_us - self._since_us >= FALL_BACK_US else None
 
 
 def clock_is_wrong(own_us: int, all_us: Sequence[int]) -> bool:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event
 from typing import Any
@@ -14,6 +14,7 @@ from siltstone.errors import (
     OverloadedError,
     PoisonedError,
     QuotaExceededError,
+    RetryError,
     SiltstoneError,
     StorageFullError,
 )
@@ -26,7 +27,8 @@ from siltstone.store.log.write.cook import Call
 from siltstone.store.log.write.layout import LogLayout
 from siltstone.store.log.write.shard import LogShard
 from siltstone.store.writer.queue import flush_delay
-from siltstone.store.writer.ticket import Ticket
+from siltstone.store.writer.replication.messages import Call as Claim
+from siltstone.store.writer.ticket import Outcome, Ticket
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import HELD, PATH, World, begun, call_on, reopened, settings_of
 
@@ -508,3 +510,40 @@ class TestRefusal:
                 shard.seal()
             with pytest.raises(PoisonedError):
                 submit(shard, call_on("t"))
+
+
+def in_order(calls: Sequence[Call]) -> list[Outcome | Exception | None]:
+    """Examine calls as a replicated log does: each names the one before it."""
+    last = 0
+    found: list[Outcome | Exception | None] = []
+    for call in calls:
+        assert call.claim is not None
+        if call.claim.previous == last:
+            last = call.claim.number
+            found.append(None)
+        else:
+            found.append(RetryError("an earlier call is not stored"))
+    return found
+
+
+def test_a_call_is_not_stored_if_the_call_before_it_is_refused_for_lack_of_space() -> None:
+    world = World(MemoryFileSystem())
+    committer = begun(world)
+    full = StorageFullError(PATH, needed_bytes=1)
+    answers = iter([None, full, None, None])
+    layout = LogLayout(
+        0,
+        committer,
+        world.clock,
+        turn_over=no_turn,
+        admit=lambda _: next(answers),
+        housekeeping=nothing,
+        examine=in_order,
+    )
+    calls = [call_on(topic) for topic in ("a", "b", "c", "d")]
+    for number, call in enumerate(calls, 1):
+        call.claim = Claim(producer=PRODUCER, number=number, previous=number - 1)
+    first, *others = layout.commit(calls)
+    assert isinstance(first, Outcome)
+    assert [type(outcome) for outcome in others] == [StorageFullError, RetryError, RetryError]
+    assert topics_of(committer) == ["a"]

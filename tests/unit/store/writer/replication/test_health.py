@@ -105,13 +105,24 @@ def test_a_clock_is_wrong_if_it_is_far_from_the_median() -> None:
     assert clock_is_wrong(-3_600_000_000, [0, 10, -3_600_000_000])
 
 
+def told(watch: BoundsWatch, last: int, read: int, now_us: int) -> int | None:
+    return watch.last(last, read_before=read, read=read, now_us=now_us)
+
+
 def test_a_shorter_log_is_believed_only_if_nothing_else_is_seen_for_a_while() -> None:
     watch = BoundsWatch()
-    assert watch.is_believed(1244, 1244, 0)
-    assert not watch.is_believed(1243, 1244, 10)
-    assert not watch.is_believed(1243, 1244, FALL_BACK_US)
+    assert told(watch, 1244, 1244, 0) == 1244
+    assert told(watch, 1243, 1244, 10) is None
+    assert told(watch, 1243, 1244, FALL_BACK_US) is None
     # The new leader of the log has applied what it had: the answers before were from the past.
-    assert watch.is_believed(1244, 1244, FALL_BACK_US + 1)
-    assert not watch.is_believed(1243, 1244, FALL_BACK_US + 2)
-    assert not watch.is_believed(1240, 1250, 2 * FALL_BACK_US + 1)
-    assert watch.is_believed(1243, 1244, 2 * FALL_BACK_US + 2)
+    assert told(watch, 1244, 1244, FALL_BACK_US + 1) == 1244
+    assert told(watch, 1243, 1244, FALL_BACK_US + 2) is None
+    assert told(watch, 1240, 1250, 2 * FALL_BACK_US + 1) is None
+    assert told(watch, 1243, 1244, 2 * FALL_BACK_US + 2) == 1243
+
+
+def test_messages_that_are_read_while_the_log_answers_are_not_lost() -> None:
+    watch = BoundsWatch()
+    for number in range(100):
+        now_us = number * FALL_BACK_US
+        assert watch.last(519, read_before=519, read=521, now_us=now_us) == 521
