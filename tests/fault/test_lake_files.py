@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path, PurePath
 
 import pyarrow as pa
@@ -13,7 +14,15 @@ import siltstone
 from siltstone.clock import ManualClock
 from siltstone.fs.faulty import Fault, FaultyFileSystem, Operation
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.pipeline.lake.delta import add_files, ensure_table, last_batch
+from siltstone.pipeline.lake.delta import (
+    add_files,
+    ensure_table,
+    last_batch,
+    replace_files,
+    replace_merged,
+    shorten_log,
+    stored_files,
+)
 from siltstone.pipeline.lake.files import (
     MadeFile,
     partition_schema,
@@ -132,3 +141,91 @@ def test_a_batch_that_is_added_twice_is_there_once(tmp_path: Path) -> None:
     assert add("late", batch=1) == (2, ["first", "second"])
     assert add("other", batch=1, application="two") == (3, ["first", "other", "second"])
     assert (last_batch(fs, table, "one"), last_batch(fs, table, "two")) == (2, 1)
+
+
+def daily(fs: Recorder, table: Path, *levels: str) -> None:
+    rule = Rule(filter="a/+", table="t", levels=levels)
+    ensure_table(fs, table, rule_schema(rule), partition_schema("day"))
+
+
+def add_one(fs: Recorder, table: Path, batch: int) -> None:
+    files = [made_file(table, f"{batch:08d}-x", float(batch))]
+    add_files(fs, ManualClock(), table, files, application="one", batch=batch, offsets={"stop": {}})
+
+
+def merge_all(fs: Recorder, table: Path) -> None:
+    merged = [(stored_files(table), made_file(table, "merged", 7.0))]
+    replace_merged(fs, ManualClock(), table, merged)
+
+
+CHANGES: dict[str, Callable[[Recorder, Path], None]] = {
+    "add": partial(add_one, batch=9),
+    "replace": lambda fs, table: replace_files(
+        fs, ManualClock(), table, [made_file(table, "new", 1.0)]
+    ),
+    "merge": merge_all,
+    "widen": lambda fs, table: daily(fs, table, "line"),
+    "shorten": partial(shorten_log, hours=0),
+}
+
+
+def synced_for_good(fs: Recorder, table: Path) -> set[str]:
+    """Return the files of the log that were synced, and their directory after them."""
+    log = table / "_delta_log"
+    listed = max(place for place, step in enumerate(fs.steps) if step == ("sync_directory", log))
+    return {named.name for operation, named in fs.steps[:listed] if operation == "sync"}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_of_a_table_is_durable_when_it_returns(tmp_path: Path, change: str) -> None:
+    table = tmp_path / "t"
+    fs = Recorder()
+    daily(fs, table)
+    assert synced_for_good(fs, table) == {f"{0:020}.json"}
+    for batch in (1, 2):
+        add_one(fs, table, batch)
+    log = table / "_delta_log"
+    before = {file.name for file in log.iterdir()}
+    fs.steps.clear()
+    CHANGES[change](fs, table)
+    new = {file.name for file in log.iterdir()} - before
+    assert new
+    assert new <= synced_for_good(fs, table)
+
+
+def test_a_checkpoint_is_durable_before_a_commit_is_removed(tmp_path: Path) -> None:
+    """A power cut must not leave a checkpoint that is empty and no commits before it."""
+    table = tmp_path / "t"
+    log = table / "_delta_log"
+    checkpoints: dict[str, list[str]] = {}
+
+    class Watcher(Recorder):
+        def fault(self, operation: Operation, *paths: PurePath) -> Fault | None:
+            if operation == "sync" and "checkpoint" in paths[-1].name:
+                checkpoints[paths[-1].name] = sorted(file.name for file in log.glob("*.json"))
+            return super().fault(operation, *paths)
+
+    fs = Watcher()
+    daily(fs, table)
+    for batch in (1, 2):
+        add_one(fs, table, batch)
+    commits = [f"{number:020}.json" for number in range(3)]
+    shorten_log(fs, table, hours=0)
+    kept = [*commits, f"{3:020}.json"]
+    assert checkpoints == {f"{3:020}.checkpoint.parquet": kept, "_last_checkpoint": kept}
+    assert sorted(file.name for file in log.glob("*.json")) == kept[3:]
+
+
+def test_a_long_log_gets_checkpoints_that_are_durable(tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    log = table / "_delta_log"
+    fs = Recorder()
+    daily(fs, table)
+    for batch in range(1, 102):
+        add_one(fs, table, batch)
+    # A reader opens the checkpoint and the commits after it.
+    made = {file.name for file in log.iterdir() if file.suffix != ".json"}
+    assert made == {f"{100:020}.checkpoint.parquet", "_last_checkpoint"}
+    assert made <= synced_for_good(fs, table)
+    delta = DeltaTable(str(table))
+    assert (delta.version(), len(delta.file_uris())) == (101, 101)

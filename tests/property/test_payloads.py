@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from siltstone.pipeline.lake.fields import KINDS, Field
-from siltstone.pipeline.lake.payloads import decode_rows
+from siltstone.pipeline.lake.payloads import DRIFTS, RESCUED, Drift, decode_rows
 from siltstone.scan.columns.payloads import decode_payload
 
 LEAVES: dict[str, pa.DataType] = {
@@ -27,6 +27,10 @@ LEAVES: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "array": pa.list_(pa.decimal128(10, 2)),
     "object": pa.struct([("a", pa.float64()), ("b", pa.list_(pa.int64()))]),
+    "map": pa.map_(pa.string(), pa.float64()),
+    "map of text": pa.map_(pa.string(), pa.string()),
+    "list of maps": pa.list_(pa.map_(pa.string(), pa.decimal128(10, 2))),
+    "text inside": pa.struct([("a", pa.string()), ("b", pa.list_(pa.string()))]),
 }
 VALUES = [
     *("null", "true", "false", "0", "-0", "1", "7.25", "1.255", "300", "1e2", "1e400", "-1e-400"),
@@ -77,10 +81,14 @@ def test_a_payload_decodes_beside_any_others_as_it_does_alone(
     assert shown(decode_payload(column(items), kind)) == alone
 
 
-@given(items=payloads, kinds=st.lists(st.sampled_from(sorted(KINDS)), max_size=2))
+@given(
+    items=payloads,
+    kinds=st.lists(st.sampled_from(sorted(KINDS)), max_size=2),
+    drift=st.sampled_from(DRIFTS),
+)
 @settings(max_examples=600, deadline=None)
 def test_a_rule_fits_a_payload_beside_any_others_as_it_does_alone(
-    items: list[bytes], kinds: list[str]
+    items: list[bytes], kinds: list[str], drift: Drift
 ) -> None:
     fields = [
         Field(path=(name,), column=name, kind=kind)
@@ -88,9 +96,10 @@ def test_a_rule_fits_a_payload_beside_any_others_as_it_does_alone(
     ]
 
     def answers(rows: list[bytes]) -> list[Any]:
-        decoded = decode_rows(column(rows), "json", fields)
+        decoded = decode_rows(column(rows), "json", fields, drift)
         bad = [False] * len(rows) if decoded.bad is None else decoded.bad.to_pylist()
-        columns = [shown(decoded.columns[field.column]) for field in fields]
+        names = [field.column for field in fields] + [RESCUED] * (drift == "rescue")
+        columns = [shown(decoded.columns[name]) for name in names]
         return list(zip(bad, *columns, strict=True))
 
     assert answers(items) == [answers([item])[0] for item in items]

@@ -18,7 +18,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    PostCommitHookProperties,
+    Schema,
+    Transaction,
+)
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -33,6 +39,13 @@ from siltstone.pipeline.lake.names import CONTENTS, PARTITION_COLUMNS, Content, 
 _LOG: Final = "_delta_log"
 _DRAWN: Final = re.compile("\x1b\\[[0-9;]*m|↳")
 _LAST_CHECKPOINT: Final = "_last_checkpoint"
+# delta-rs writes a checkpoint after some commits, and removes commits, but syncs nothing. After a
+# power cut, a table with an empty checkpoint cannot be opened.
+_NO_CHECKPOINT: Final = PostCommitHookProperties(
+    create_checkpoint=False, cleanup_expired_logs=False
+)
+# The number of commits after which a log gets a checkpoint.
+_CHECKPOINT_EVERY: Final = 100
 OFFSETS: Final = "siltstone.offsets"
 Opener = Callable[[PurePath], DeltaTable]
 # The number of tables that a process keeps open.
@@ -188,7 +201,7 @@ def _add_columns(delta: DeltaTable, table: PurePath, columns: Schema) -> None:
             )
     missing = [item for item in columns.fields if item.name.lower() not in known]
     if missing:
-        delta.alter.add_columns(missing)
+        delta.alter.add_columns(missing, post_commithook_properties=_NO_CHECKPOINT)
 
 
 def last_batch(
@@ -226,8 +239,11 @@ def add_files(
                 custom_metadata={OFFSETS: json.dumps(offsets)},
                 app_transactions=[Transaction(application, batch)],
             ),
+            post_commithook_properties=_NO_CHECKPOINT,
         )
         _sync_commits(fs, table, delta, delta.version())
+        if delta.version() - (_checkpointed(fs, table) or 0) >= _CHECKPOINT_EVERY:
+            _write_checkpoint(fs, table, delta)
 
 
 def replace_files(fs: FileSystem, clock: Clock, table: PurePath, files: Sequence[MadeFile]) -> None:
@@ -239,6 +255,7 @@ def replace_files(fs: FileSystem, clock: Clock, table: PurePath, files: Sequence
             "overwrite",
             delta.schema(),
             list(delta.metadata().partition_columns),
+            post_commithook_properties=_NO_CHECKPOINT,
         )
     sync_log(fs, table)
 
@@ -266,7 +283,7 @@ def _sync_commits(fs: FileSystem, table: PurePath, delta: DeltaTable, known: int
 
 
 def sync_log(fs: FileSystem, table: PurePath) -> None:
-    """Sync the commits of a table: delta-rs does not sync them."""
+    """Sync the last commits of a table: delta-rs does not sync them."""
     log = table / _LOG
     newest = [entry.name for entry in fs.list(log) if entry.name.endswith(".json")][-2:]
     for name in newest:
@@ -427,7 +444,9 @@ def replace_merged(
             ]
             actions += _additions(clock, [made], is_new=False)
         columns = list(delta.metadata().partition_columns)
-        delta.create_write_transaction(actions, "append", delta.schema(), columns)
+        delta.create_write_transaction(
+            actions, "append", delta.schema(), columns, post_commithook_properties=_NO_CHECKPOINT
+        )
     sync_log(fs, table)
 
 
@@ -447,12 +466,24 @@ def shorten_log(
         delta = opened(table)
         wanted = {"delta.logRetentionDuration": f"interval {hours} hours"}
         if wanted.items() - delta.metadata().configuration.items():
-            delta.alter.set_table_properties(wanted)
+            delta.alter.set_table_properties(wanted, post_commithook_properties=_NO_CHECKPOINT)
         if _checkpointed(fs, table) == delta.version():
             return
-        delta.create_checkpoint()
+        # The last commits and the checkpoint are on the disk before older commits are removed.
+        sync_log(fs, table)
+        _write_checkpoint(fs, table, delta)
         delta.cleanup_metadata()
-    sync_log(fs, table)
+    fs.sync_directory(table / _LOG)
+
+
+def _write_checkpoint(fs: FileSystem, table: PurePath, delta: DeltaTable) -> None:
+    """Write a checkpoint of the current version, durably: delta-rs does not sync it."""
+    delta.create_checkpoint()
+    log = table / _LOG
+    for name in (f"{delta.version():020}.checkpoint.parquet", _LAST_CHECKPOINT):
+        with fs.open(log / name, writable=True) as file:
+            file.sync()
+    fs.sync_directory(log)
 
 
 def _checkpointed(fs: FileSystem, table: PurePath) -> int | None:
