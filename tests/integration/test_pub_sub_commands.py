@@ -21,6 +21,7 @@ COMMAND = [sys.executable, "-m", "siltstone.cli.main"]
 DEADLINE_SECONDS = 40
 HOME = str(Path(siltstone.__file__).parent.parent)
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([HOME, *sys.path])}
+START = "; 'siltstone serve' starts a broker"
 NUMBERS = [b"%d" % number for number in range(2000)]
 LINES = b"".join(line + b"\n" for line in NUMBERS)
 
@@ -218,7 +219,7 @@ def test_a_server_that_stays_away_is_given_up(server: Mosquitto) -> None:
     options = ("--reconnect", "--reconnect-timeout", "0.3")
     status, out, notes = run("pub", "-t", "x", "-m", "y", *options, port=server.port)
     where = f"siltstone: cannot connect to 127.0.0.1:{server.port}: connection refused"
-    assert (status, out, notes) == (3, b"", f"{where}; connecting again\n{where}\n")
+    assert (status, out, notes) == (3, b"", f"{where}; connecting again\n{where}{START}\n")
 
 
 def test_a_killed_client_s_will_is_published(server: Mosquitto) -> None:

@@ -37,7 +37,7 @@ Since = Annotated[
     typer.Option(
         "--since",
         metavar="TIME",
-        help="First time to read: ISO 8601, seconds since 1970, now, or -1h.",
+        help="Beginning of the time range: ISO 8601, seconds since 1970, now, or -1h.",
         show_default="the beginning",
     ),
 ]

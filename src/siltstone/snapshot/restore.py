@@ -87,7 +87,7 @@ class DirectorySink:
         self._size_bytes += size_bytes
         if self._size_bytes > self._size_bytes_max:
             raise UsageError(
-                f"the backup is larger than allowed: max={self._size_bytes_max} "
+                f"the data of the backup is larger than the limit: max={self._size_bytes_max} "
                 f"path={self._directory}"
             )
 

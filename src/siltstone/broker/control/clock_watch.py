@@ -197,7 +197,7 @@ class ClockWatch:
 
     def _guarded(self) -> GuardedClock:
         if not isinstance(self._clock, GuardedClock):
-            raise UsageError("this broker believes its clock whatever it says")
+            raise UsageError("this broker always trusts its clock: there is nothing to confirm")
         return self._clock
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:

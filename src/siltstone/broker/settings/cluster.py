@@ -21,7 +21,9 @@ class ClusterSettings(Settings):
     name: str = Field(
         default="", description="Name of the cluster that this broker belongs to. Empty: none."
     )
-    site: str = Field(default="", description="Name of this site, which no other site has.")
+    site: str = Field(
+        default="", description="Name of this site. It must be unique in the cluster."
+    )
     seeds: str = Field(
         default="",
         description="Addresses of all sites as HOST:PORT, separated by commas. The NATS servers of "
@@ -29,7 +31,7 @@ class ClusterSettings(Settings):
     )
     listen: str = Field(
         default="",
-        description="Which of the seeds is this site. Empty: the first one that is a free address "
+        description="The seed that is this site. Empty: the first one that is a free address "
         "of this machine when the site starts for the first time.",
     )
     secret_file: str = Field(
@@ -45,13 +47,13 @@ class ClusterSettings(Settings):
         default=60.0,
         ge=1,
         le=86400,
-        description="When the shared logs no longer wait for a site that is away. When it returns, "
-        "it copies from another site what the logs no longer have.",
+        description="Time after which the shared logs no longer wait for a site that is away. "
+        "When the site returns, it copies from another site what the logs no longer have.",
     )
     copy_rate: Size = Field(
         default=100 * 1024 * 1024,
         ge=64 * 1024,
-        description="How many bytes per second this site copies from another site at most.",
+        description="Largest number of bytes per second that this site copies from another site.",
     )
 
     @property
@@ -67,7 +69,7 @@ class ClusterSettings(Settings):
             return self
         for key, name in (("name", self.name), ("site", self.site)):
             if not _NAME.fullmatch(name):
-                raise wrong("must have 1 to 32 letters, digits, '_' and '-'", key)
+                raise wrong(f"must have 1 to 32 letters, digits, '_' and '-', found {name!r}", key)
         for place in self.seeds.split(","):
             if not _PLACE.fullmatch(place.strip()):
                 raise wrong(f"must be HOST:PORT,HOST:PORT,…: {place.strip()!r}", "seeds")

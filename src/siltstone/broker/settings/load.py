@@ -367,7 +367,9 @@ def _nearest_key(key: Key) -> str:
     beside = _nearest(str(key[-1]), model.model_fields if model else ())
     elsewhere = {str(each[-1]): dotted_name(each) for each in known_keys()}
     close = get_close_matches(str(key[-1]), elsewhere, n=1)
-    return beside or (f", did you mean {elsewhere[close[0]]}?" if close else "")
+    if beside or not close:
+        return beside or "; 'siltstone config reference' lists all keys"
+    return f", did you mean {elsewhere[close[0]]}?"
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ class TierProcessSettings(Settings):
 
     continuous: bool = Field(default=False, description="Whether the broker runs the job.")
     freshness: Seconds = Field(
-        default=2.0, ge=0.05, description="Time after which a row is about in its table."
+        default=2.0, ge=0.05, description="Approximate time after which a row is in its table."
     )
     keep_hours: Count = Field(
         default=168, ge=0, description="Hours that versions of the tables are kept."

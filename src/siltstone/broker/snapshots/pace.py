@@ -101,7 +101,7 @@ class LoopPace:
         try:
             return filling.result()
         except CancelledError as exc:
-            raise ClosedError("the broker stops before its snapshot was written") from exc
+            raise ClosedError("the broker stopped before its snapshot was complete") from exc
 
     def rest(self) -> None:
         """Sleep, unless clients are idle, so that others can use the processor."""

@@ -60,7 +60,14 @@ def _find(data: Path, which: str) -> PurePath:
 
 
 def _open(data: Path, which: str) -> File:
-    return PosixFileSystem().open(_find(data, which), writable=False)
+    fs, path = PosixFileSystem(), _find(data, which)
+    if not fs.exists(path):
+        raise NotFoundError(
+            f"{data} has no snapshot {which}; 'siltstone snapshot list' shows all"
+            if which.isdecimal()
+            else f"cannot read {which}: the file does not exist"
+        )
+    return fs.open(path, writable=False)
 
 
 def _time(time_us: int) -> str:

@@ -15,7 +15,7 @@ from siltstone.cli.options import Json
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import add_row, counted, say, show, show_json, table
 from siltstone.cli.output.streams import standard_input
-from siltstone.errors import UsageError
+from siltstone.errors import RetryError, UsageError
 from siltstone.settings.quantities import format_size
 from siltstone.topiclog.client import DEFAULT_PORT, TopicLogClient
 from siltstone.topiclog.consumer import Message
@@ -34,6 +34,15 @@ Topic = Annotated[
 HOST_DEFAULT: Final = "127.0.0.1"
 
 
+def _connect(host: str, port: int) -> TopicLogClient:
+    """Return a client. Raises: RetryError with what to start, if nothing listens there."""
+    try:
+        return TopicLogClient(host, port)
+    except RetryError as exc:
+        exc.args = (f"{exc}; a broker with topiclog.enabled = true listens there", *exc.args[1:])
+        raise
+
+
 @app.command("create")
 def create(
     topic: Topic, host: Host = HOST_DEFAULT, port: Port = DEFAULT_PORT, json: Json = False
@@ -44,7 +53,7 @@ def create(
 
     $ siltstone topic create orders
     """
-    with TopicLogClient(host, port) as client:
+    with _connect(host, port) as client:
         client.create_topic(topic)
     _tell(json, {"topic": topic}, f"created topic {topic}")
 
@@ -55,7 +64,7 @@ def list_topics(host: Host = HOST_DEFAULT, port: Port = DEFAULT_PORT, json: Json
 
     $ siltstone topic list
     """
-    with TopicLogClient(host, port) as client:
+    with _connect(host, port) as client:
         bounds = {topic: client.bounds(topic) for topic in client.topics()}
     if json:
         show_json(
@@ -100,7 +109,7 @@ def send(
     if lines and message is not None:
         raise UsageError("MESSAGE and --lines exclude each other; pass one of them")
     sent = range(0)
-    with TopicLogClient(host, port) as client:
+    with _connect(host, port) as client:
         if lines:
             for chunk in _chunks():
                 stored = client.send_many(topic, chunk)
@@ -161,7 +170,7 @@ def poll(
     $ siltstone topic poll orders --offset 0
     $ siltstone topic poll orders --client billing --wait 5
     """
-    with TopicLogClient(host, port) as client:
+    with _connect(host, port) as client:
         if client.subscribe(topics) < len(set(topics)):
             missing = sorted(set(topics) - set(client.topics()))
             raise UsageError(
@@ -221,7 +230,7 @@ def commit(
     $ siltstone topic commit billing orders 1200
     $ siltstone topic commit billing orders
     """
-    with TopicLogClient(host, port) as client:
+    with _connect(host, port) as client:
         if offset is not None:
             client.commit(client_name, topic, offset)
         committed = client.committed(client_name, topic)
@@ -249,7 +258,7 @@ def bench(
 
     $ siltstone topic bench --count 10000
     """
-    with TopicLogClient(host, port) as client:
+    with _connect(host, port) as client:
         if topic not in client.topics():
             client.create_topic(topic)
         value = bytes(index % 251 + 1 for index in range(size))

@@ -129,6 +129,8 @@ def tls_hinted(chosen: Plan, session: ClientSession) -> Iterator[None]:
     except RetryError as exc:
         if chosen.tls is not None and isinstance(exc.__cause__, ConnectionResetError):
             exc.args = (f"{exc}. {_IS_TLS}", *exc.args[1:])
+        elif isinstance(exc.__cause__, ConnectionRefusedError | FileNotFoundError):
+            exc.args = (f"{exc}; 'siltstone serve' starts a broker", *exc.args[1:])
         raise
 
 

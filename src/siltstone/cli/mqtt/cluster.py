@@ -7,7 +7,8 @@ from typing import Any
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import add_row, say, show, show_json, table
-from siltstone.manage.running import ask_broker
+from siltstone.errors import UsageError
+from siltstone.manage.running import ask_broker, is_served
 
 app = App("Show the cluster of the broker.", "siltstone cluster status")
 
@@ -19,6 +20,8 @@ def status(data: Data = DATA_DEFAULT, json: Json = False) -> None:
     $ siltstone cluster status
     $ siltstone cluster status --json
     """
+    if not is_served(data):
+        raise UsageError(f"no broker is running on {data}; start it with 'siltstone serve'")
     found: dict[str, Any] = ask_broker(data, {"do": "cluster-status"})
     if json:
         show_json(found)

@@ -75,7 +75,7 @@ def clear(
 ) -> None:
     """Delete the retained messages of a topic filter.
 
-    A running broker is asked to delete them. Subscribers do not receive an empty message.
+    If the broker is running, it deletes them. Subscribers do not receive an empty message.
 
     $ siltstone retained clear 'plant/#'
     $ siltstone retained clear 'plant/#' --yes

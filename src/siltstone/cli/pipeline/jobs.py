@@ -463,7 +463,7 @@ def rollup(
     """Aggregate a Delta table by windows of time.
 
     Each window has count, minimum, maximum, mean and quantiles. The command works beside a running
-    broker. With --topics it needs flight.enabled or --url then.
+    broker. Beside a broker, --topics needs flight.enabled or --url.
 
     $ siltstone pipeline rollup plant_oven --window '5 minutes' --field temperature
     $ siltstone pipeline rollup plant_oven --checkpoint rollup-state --continuous
@@ -523,6 +523,8 @@ def init(
     $ siltstone pipeline init my-project
     """
     own_directory(data)
+    if absolute_path(directory) == absolute_path(data):
+        raise UsageError(f"{directory} is the data directory; choose another one for the project")
     # A project may be written before the first message is stored.
     known = database_name(data, database)
     named = known or database or _DATABASE_OF_A_BROKER

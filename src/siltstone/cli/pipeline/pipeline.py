@@ -273,6 +273,9 @@ def tables(data: Data = DATA_DEFAULT, database: DatabaseName = "", json: Json = 
             ]
         )
         return
+    if not found:
+        say(f"no Delta tables in {data}; 'siltstone pipeline tier' writes them")
+        return
     numbers = ("rows", "files", "size")
     listed = table("table", *numbers, "columns", right=numbers)
     for item in found:

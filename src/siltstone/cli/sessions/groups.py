@@ -120,7 +120,7 @@ def reset(
 ) -> None:
     """Move a share group in time, to repeat or to skip messages.
 
-    A running broker is asked to do it.
+    If the broker is running, it does this.
 
     $ siltstone groups reset '$share/workers/plant/#' --to latest
     """
@@ -136,7 +136,7 @@ def reset(
 def drop(group: GroupText, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
     """Delete the position of a share group without members.
 
-    A client that joins later starts a new group. A running broker is asked to do it.
+    A client that joins later starts a new group. If the broker is running, it does this.
 
     $ siltstone groups drop '$share/workers/plant/#'
     """

@@ -218,7 +218,7 @@ def drop_session(
 ) -> None:
     """Delete a session with its queued messages.
 
-    A running broker is asked to do it.
+    If the broker is running, it does this.
 
     $ siltstone sessions drop my-client
     """
@@ -243,7 +243,7 @@ def move(
 ) -> None:
     """Move a session in time, to repeat or to skip messages.
 
-    A running broker is asked to do it.
+    If the broker is running, it does this.
 
     $ siltstone sessions move my-client --to earliest
     $ siltstone sessions move my-client --to -1h

@@ -235,8 +235,8 @@ def append(
 ) -> None:
     """Append rows from JSON lines or CSV to a database.
 
-    Timestamps and serials in the input are ignored: each row gets new ones. A running broker is
-    asked to append the rows, and sends those of its own database to its subscribers.
+    Timestamps and serials in the input are ignored: each row gets new ones. If the broker is
+    running, it appends the rows, and sends those of its own database to its subscribers.
 
     $ siltstone append sensors rows.jsonl
     $ siltstone append sensors --format csv < rows.csv

@@ -1,6 +1,6 @@
 """`siltstone clock`: the state of the store's clock, and the commands for after a jump.
 
-A running broker is asked; without a broker, the command reads or changes the directory itself.
+The command asks a running broker. Without a broker, it reads or changes the directory itself.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def confirm(yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> 
         document = before
     else:
         if not yes:
-            ask_first(f"believe the clock, which says {format_moment(before['wall_clock_us'])}")
+            ask_first(f"trust the clock, which says {format_moment(before['wall_clock_us'])}")
         if is_served(data):
             document = ask_broker(data, {"do": "clock-confirm"})
         else:
@@ -62,9 +62,9 @@ def confirm(yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> 
     if json:
         show_json(document)
     elif not before["held"]:
-        say("the clock is believed already")
+        say("the clock is trusted already")
     else:
-        say(f"the clock is believed; the time of the store is {_moment(document)}")
+        say(f"the clock is trusted; the time of the store is {_moment(document)}")
 
 
 @app.command("reset")
@@ -87,9 +87,9 @@ def reset(name: Name, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = 
     if json:
         show_json({"database": name, "shards": shards})
     elif shards:
-        say(f"{name} is stamped by the clock again, in {counted(shards, 'shard')}")
+        say(f"new rows of {name} have the time of the clock again, in {counted(shards, 'shard')}")
     else:
-        say(f"{name} has no rows that are stamped ahead of the clock")
+        say(f"{name} has no rows with a time ahead of the clock; nothing was changed")
 
 
 def _document(data: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def _create(
 ) -> None:
     """Create a database.
 
-    The data directory is created if it does not exist. A running broker is asked to create the
+    The data directory is created if it does not exist. If the broker is running, it creates the
     database. Times take units (ms, s, m, h, d, w), sizes too (KiB, MiB, GiB).
 
     $ siltstone db create sensors
@@ -182,7 +182,7 @@ def drop(
 ) -> None:
     """Delete a database with all its rows.
 
-    A running broker is asked to do it. It refuses to delete a database that it uses itself.
+    If the broker is running, it does this. It refuses to delete a database that it uses itself.
 
     $ siltstone db drop sensors
     """
@@ -213,7 +213,7 @@ def set_settings(
     """Change settings of a database.
 
     The new settings apply to rows that are written later; threshold and compression apply to the
-    next generation, which 'siltstone seal' begins at once. A running broker is asked to change
+    next generation, which 'siltstone seal' begins at once. If the broker is running, it changes
     them.
 
     $ siltstone db set messages rotate=1d retain=30d

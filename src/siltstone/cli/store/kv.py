@@ -84,7 +84,7 @@ def _create(
 ) -> None:
     """Create a key-value database.
 
-    The data directory is created if it does not exist. A running broker is asked to create the
+    The data directory is created if it does not exist. If the broker is running, it creates the
     database.
 
     $ siltstone kv create settings --map
@@ -108,7 +108,7 @@ create = app.command("create")(takes_settings(_create, KeyValueSettings, without
 def drop(name: Name, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
     """Delete a key-value database with all its rows.
 
-    A running broker is asked to do it.
+    If the broker is running, it does this.
 
     $ siltstone kv drop settings
     """
@@ -158,8 +158,8 @@ def put(
 ) -> None:
     """Set the value of a topic.
 
-    In a database by time, this adds a row with the current time. A running broker is asked to do
-    it.
+    In a database by time, this adds a row with the current time. If the broker is running, it
+    does this.
 
     $ siltstone kv put settings plant/limits 21.5
     $ siltstone kv put settings plant/limits < limits.json
@@ -184,7 +184,7 @@ def delete(
 ) -> None:
     """Delete the rows of a topic filter.
 
-    A running broker is asked to do it.
+    If the broker is running, it does this.
 
     $ siltstone kv delete settings plant/limits
     $ siltstone kv delete history 'plant/#' --until -30d

@@ -249,6 +249,8 @@ def _csv_header(reader: Iterator[list[str]]) -> list[str]:
         header = [name.strip() for name in next(reader, [])]
     except csv.Error as exc:
         raise UsageError(f"invalid CSV header in the first line: {exc}") from exc
+    if not "".join(header).isprintable():
+        raise UsageError("the first line is not text; expected CSV with a header line")
     unknown = [name for name in header if name not in _KNOWN]
     values = {"value", "value_base64"} & set(header)
     if header and (unknown or "topic" not in header or not values):

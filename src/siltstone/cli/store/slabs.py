@@ -112,7 +112,7 @@ def slabs(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
 def seal(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
     """Start a new generation; the current slabs become read-only.
 
-    A running broker is asked to do it.
+    If the broker is running, it does this.
 
     $ siltstone seal messages
     """
@@ -190,7 +190,7 @@ def drop(
 ) -> None:
     """Delete a sealed slab with all its rows.
 
-    A running broker is asked to do it.
+    If the broker is running, it does this.
 
     $ siltstone drop messages 0/1
     """

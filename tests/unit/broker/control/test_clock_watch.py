@@ -199,4 +199,4 @@ def test_a_broker_that_believes_its_clock_has_nothing_to_confirm() -> None:
     answer = json.loads(asyncio.run(desk.answer(b'{"do": "clock-confirm"}')))
     watch.close()
     core.close()
-    assert answer == {"error": "this broker believes its clock whatever it says"}
+    assert answer == {"error": "this broker always trusts its clock: there is nothing to confirm"}

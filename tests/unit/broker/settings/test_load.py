@@ -228,8 +228,8 @@ def test_variables_of_others_are_left_alone() -> None:
                 "storage.retain_seconds"
             ),
         ),
-        ("zzzz = 1", "zzzz: unknown key"),
-        ('"a\\nb" = 1', '"a\\nb": unknown key'),
+        ("zzzz = 1", "zzzz: unknown key; 'siltstone config reference' lists all keys"),
+        ('"a\\nb" = 1', "\"a\\nb\": unknown key; 'siltstone config reference' lists all keys"),
     ],
 )
 def test_a_wrong_file_is_refused_by_key_expectation_and_what_was_found(
@@ -281,7 +281,7 @@ def test_a_wrong_flag_is_refused_as_it_was_written() -> None:
     }
     assert complaints(None, {}, flags) == [
         "--set limits.receive_maxx: unknown key, did you mean receive_max?",
-        "--set limits.receive_max.0: unknown key",
+        "--set limits.receive_max.0: unknown key; 'siltstone config reference' lists all keys",
         "--set limit.receive_max: unknown key, did you mean limits?",
         "--set listeners.2.port: listeners.2.port: skips an index of its list",
         (

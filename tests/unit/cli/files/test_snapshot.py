@@ -45,6 +45,22 @@ def test_where_there_are_none_the_list_says_so(siltstone: CommandLine) -> None:
     assert siltstone("snapshot", "list", "--json").document == []
 
 
+@pytest.mark.parametrize(
+    ("which", "told"),
+    [
+        ("7", "/data has no snapshot 7; 'siltstone snapshot list' shows all"),
+        ("/elsewhere.gz", "cannot read /elsewhere.gz: the file does not exist"),
+    ],
+)
+def test_a_snapshot_that_does_not_exist_is_named(
+    siltstone: CommandLine, which: str, told: str
+) -> None:
+    save(siltstone, [session("a")])
+    for verb in ("show", "verify"):
+        outcome = siltstone("snapshot", verb, which)
+        assert (outcome.status, outcome.err) == (2, f"siltstone: {told}\n")
+
+
 def test_the_list_tells_serial_time_size_and_which_one_is_loaded(siltstone: CommandLine) -> None:
     save(siltstone, [session("a")], [session("b")])
     damage(siltstone, 1)

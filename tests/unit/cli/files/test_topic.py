@@ -111,7 +111,10 @@ def test_a_server_that_is_not_there_is_told(
     monkeypatch.setattr(socket, "create_connection", refuse)
     outcome = siltstone("topic", "list", "--port", "1")
     assert outcome.status == 3
-    assert "cannot connect to topic logs at 127.0.0.1:1" in outcome.err
+    assert outcome.err == (
+        "siltstone: cannot connect to topic logs at 127.0.0.1:1: Connection refused; "
+        "a broker with topiclog.enabled = true listens there\n"
+    )
 
 
 def test_the_bench_sends_and_reads_as_many(siltstone: CommandLine, server: Wired) -> None:

@@ -117,7 +117,7 @@ def test_every_wrong_setting_has_its_line(siltstone: CommandLine) -> None:
             "siltstone: --port: listeners.0.port: "
             "expected a whole number from 0 to 65535, found 'high'"
         ),
-        "siltstone: /my.toml: flavour: unknown key",
+        "siltstone: /my.toml: flavour: unknown key; 'siltstone config reference' lists all keys",
     ]
 
 

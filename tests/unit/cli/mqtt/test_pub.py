@@ -122,7 +122,10 @@ def test_a_server_that_is_not_there_is_status_3(
     outcome = siltstone("pub", "-t", "t", "-m", "x", "-h", "::1")
     assert (outcome.status, outcome.err) == (
         3,
-        "siltstone: cannot connect to [::1]:1883: connection refused\n",
+        (
+            "siltstone: cannot connect to [::1]:1883: connection refused; "
+            "'siltstone serve' starts a broker\n"
+        ),
     )
 
 

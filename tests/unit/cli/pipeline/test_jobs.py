@@ -313,3 +313,14 @@ def test_a_project_is_written_before_there_is_a_store(
     assert asked == [(PurePath("/nowhere"), "messages")]
     assert "/nowhere has no store yet" in done.err
     assert "siltstone serve --data /nowhere" in done.err
+
+
+def test_a_project_is_not_written_to_the_data_directory(
+    siltstone: CommandLine, fakes: FakeJobs
+) -> None:
+    fakes.put("jobs.project", write_project=lambda *_, **__: [])
+    done = siltstone("pipeline", "init", "/data/../data")
+    assert (done.status, done.out) == (2, "")
+    assert done.err == (
+        "siltstone: /data/../data is the data directory; choose another one for the project\n"
+    )

@@ -256,6 +256,15 @@ def test_the_tables_of_the_lake_are_looked_after_and_listed(
     ]
 
 
+def test_a_lake_without_tables_says_what_writes_them(
+    siltstone: CommandLine, fakes: FakeJobs
+) -> None:
+    fakes.put("jobs.upkeep", describe_lake=lambda *_, **__: [])
+    shown = "no Delta tables in /data; 'siltstone pipeline tier' writes them\n"
+    assert siltstone("pipeline", "tables").out == shown
+    assert siltstone("pipeline", "tables", "--json").document == []
+
+
 def test_a_run_that_goes_on_finishes_its_batch_when_it_is_asked_to_stop(
     siltstone: CommandLine, fakes: FakeJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ def test_a_store_in_use_until_now_is_in_order(siltstone: CommandLine) -> None:
     seen_before(siltstone, 0)
     shown = siltstone("clock", "status")
     assert [line.split()[:2] for line in shown.lines][2] == ["state", "ok"]
-    assert siltstone("clock", "confirm").out == "the clock is believed already\n"
+    assert siltstone("clock", "confirm").out == "the clock is trusted already\n"
 
 
 def test_a_long_time_off_is_told_with_the_remedy(siltstone: CommandLine) -> None:

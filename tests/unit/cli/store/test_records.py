@@ -186,6 +186,11 @@ def test_a_bad_csv_header_is_refused(header: str) -> None:
         from_csv(f"{header}\n1,2,3\n")
 
 
+def test_bytes_that_are_not_text_are_not_shown_as_names_of_columns() -> None:
+    with pytest.raises(UsageError, match=r"^the first line is not text; expected CSV"):
+        from_csv(b"\x8a\x12\xff,2\n1,2\n")
+
+
 @pytest.mark.parametrize("header", ["topic,topic,value", "value,topic, value"])
 def test_a_column_that_is_named_twice_is_refused(header: str) -> None:
     repeated = header.split(",", 1)[0]

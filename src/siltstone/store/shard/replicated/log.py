@@ -359,7 +359,7 @@ class ReplicatedLog:
         if event is not None:
             self._take(event)
         elif self._closing:
-            raise OutcomeUnknownError("the store was closed before the record counted")
+            raise OutcomeUnknownError("the store was closed before the shared log had the record")
         # Other events come often, so their absence says nothing about the record.
         now_us = int(self._clock.monotonic() * SECOND_US)
         if core.leader is not None and self._outbox.watch(core.leader.oldest(), now_us):
@@ -516,7 +516,9 @@ class ReplicatedLog:
         except RetryError as exc:
             # It has counted, so it must be stored; it is like a record of another leader now.
             self._unstored = change
-            raise OutcomeUnknownError(f"the record counted but is not stored: {exc}") from exc
+            raise OutcomeUnknownError(
+                f"the shared log has the record, but this site has not stored it: {exc}"
+            ) from exc
         self._stored = True
 
     def _apply(self, change: Change) -> bool:
