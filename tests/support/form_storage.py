@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from random import Random
+from struct import pack
 from typing import Any
+
+from crc32c import crc32c
 
 from siltstone.snapshot.format.records import (
     Handshakes,
@@ -21,7 +24,16 @@ from siltstone.store.kv import keys as kv_keys
 from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.write.cook import Call, Cook
-from siltstone.store.segment.frame import PLAIN, ZSTD, crc_matches, decode_header, head_matches
+from siltstone.store.segment.frame import (
+    PLAIN,
+    PLAIN_ROWS,
+    ZSTD,
+    count_whole,
+    crc_matches,
+    decode_header,
+    find_frames,
+    head_matches,
+)
 from siltstone.store.slab.manifest import SlabId
 from siltstone.store.tx.commit.conflicts import ReadRange, RecentWrites
 from siltstone.topic.grammar import TopicFilter
@@ -149,6 +161,30 @@ def _facts(batch: FeedBatch) -> Any:
         batch.flags,
         batch.properties,
     )
+
+
+def loops(rng: Random) -> Any:
+    """Walk bytes that begin as frames do, and check ranges of them as frames."""
+    words = [rng.randrange(-(2**63), 2**63) for _ in range(rng.randrange(64))]
+    step = rng.choice((8, 9, 10))
+    for place in range(1, len(words), step):
+        odd = rng.random() < 0.1
+        length = rng.choice((4096, 2**31, 2**32 - 8, rng.randrange(2**32))) if odd else 8 * step
+        kind = rng.randrange(2**16) if rng.random() < 0.1 else PLAIN_ROWS
+        words[place] = (rng.randrange(2**15) << 48) | (kind << 32) | length
+        if place + 2 < len(words):
+            words[place + 2] = rng.choice((0, 1, 2048, 2049, 2**32 - 1))
+    data = pack(f"<{len(words)}q", *words)
+    view, most, small = memoryview(data), rng.choice((0, 1, 100)), rng.random() < 0.5
+    limit = rng.choice((len(data), len(data), rng.randrange(len(data) + 1)))
+    found = attempt(partial(find_frames, small=small), view, 0, limit, most)
+    ends = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(5)))
+    starts = [0, *ends[:-1]][: len(ends)]
+    sums = [crc32c(data[start + 8 : end], SEED) for start, end in zip(starts, ends, strict=True)]
+    if sums and rng.random() < 0.5:
+        sums[rng.randrange(len(sums))] ^= 1
+    checked = [rng.randrange(2) for _ in sums] if rng.random() < 0.5 else []
+    return found, attempt(count_whole, view, starts, ends, sums, checked, SEED)
 
 
 def frames(rng: Random) -> Any:

@@ -32,6 +32,7 @@ SUBJECTS: Final[dict[str, tuple[Callable[[Random], Any], int]]] = {
     "structure": (form_storage.structure, 250),
     "conflicts": (form_storage.conflicts, 500),
     "frames": (form_storage.frames, 50),
+    "loops": (form_storage.loops, 250),
     "snapshot": (form_storage.snapshot, 25),
     "commits": (form_storage.commits, 10),
     "volatile": (form_brokers.volatile, 10),

@@ -40,6 +40,7 @@ import struct
 from typing import Final
 
 from crc32c import crc32c
+from mypy_extensions import i64
 
 MAGIC: Final = b"SFRM"
 HEADER_BYTES: Final = 64
@@ -84,6 +85,16 @@ SECTION_MAX: Final = 17
 
 ROWS_MAX: Final = 1 << 24
 BODY_BYTES_MAX: Final = (1 << 31) - (1 << 16)
+
+# A frame with more rows, or with larger rows, is opened by itself: its columns need not be copied.
+# But each stream of it is a piece of its own, and a piece costs as much as some hundred rows.
+SMALL_ROWS: Final = 2048
+SMALL_BYTES: Final = 1 << 16
+SMALL_ROW_BYTES: Final = 512
+# The bytes of kind and compression.
+PLAIN_ROWS: Final = ROWS | PLAIN << 8
+_LOW: Final = 0xFFFF_FFFF
+_KINDS: Final = 0xFFFF
 
 
 class FrameFormatError(ValueError):
@@ -301,3 +312,52 @@ def decode_directory(view: memoryview, table: SectionTable) -> list[tuple[int, i
     if offset < 0:
         return []
     return list(DIRECTORY.iter_unpack(view[offset : offset + table.lengths[STREAMS]]))
+
+
+def find_frames(
+    view: memoryview, position: int, limit: int, most: int, *, small: bool
+) -> list[int]:
+    """Return where plain rows frames begin, as their headers say, from a position on.
+
+    The list ends before another frame; with `small`, also before a frame that is not small. Nothing
+    is checked.
+    """
+    found: list[int] = []
+    words = view[: limit & ~7].cast("q")
+    place: i64 = position
+    end: i64 = limit
+    while place + HEADER_BYTES <= end and len(found) < most:
+        head: i64 = words[(place >> 3) + 1]
+        length: i64 = head & _LOW
+        if ((head >> 32) & _KINDS) != PLAIN_ROWS or length < HEADER_BYTES or length & 7:
+            break
+        if small:
+            rows: i64 = words[(place >> 3) + 3]
+            rows &= _LOW
+            if rows > SMALL_ROWS or (length > SMALL_BYTES and length > SMALL_ROW_BYTES * rows):
+                break
+        found.append(place)
+        place += length
+    return found
+
+
+def count_whole(
+    view: memoryview,
+    positions: list[int],
+    ends: list[int],
+    checksums: list[int],
+    checked: list[int],
+    seed: int,
+) -> int:
+    """Return how many frames, from the first on, have the checksum of their header.
+
+    A frame whose number in `checked` is not 0 is not checked again. All are checked if the list is
+    empty.
+    """
+    known = len(checked) > 0
+    for number in range(len(positions)):
+        if known and checked[number]:
+            continue
+        if crc32c(view[positions[number] + 8 : ends[number]], seed) != checksums[number]:
+            return number
+    return len(positions)

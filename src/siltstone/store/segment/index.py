@@ -52,6 +52,7 @@ from siltstone.store.segment.table import (
     FrameTable,
     are_small,
     column_of,
+    numbers_of,
 )
 from siltstone.topic.word_index import Needed, WordIndex
 
@@ -295,7 +296,7 @@ class SegmentIndex:
         self, numbers: Sequence[int], rows_per_piece: int, rows_max: int
     ) -> Iterator[tuple[Sequence[int], bool]]:
         start, stop = numbers[0], numbers[-1] + 1
-        chosen = np.asarray(numbers, np.int64) - start
+        chosen = numbers_of(numbers) - start
         rows = column_of(self.row_counts[start:stop], np.uint32)[chosen].astype(np.int64)
         positions = column_of(self.positions[start:stop], np.int64)
         # The index may grow at this moment; the last frame then only seems to be larger.

@@ -52,6 +52,7 @@ from siltstone.store.segment.frame import (
     crc_matches,
     decode_directory,
     decode_header,
+    find_frames,
 )
 from siltstone.store.segment.index import NO_WORDS, Frames, NeededWords, SegmentIndex
 from siltstone.store.segment.table import (
@@ -59,7 +60,7 @@ from siltstone.store.segment.table import (
     Ints,
     are_plain,
     column_of,
-    frame_positions,
+    numbers_of,
     spread,
 )
 from siltstone.store.segment.view import FrameView, open_frame
@@ -271,7 +272,7 @@ class Segment:
         """Open frames in order, plain ones many at a time. Raises: CorruptionError."""
         index = self.index
         start, stop = numbers[0], numbers[-1] + 1
-        chosen = np.asarray(numbers, np.int64) - start
+        chosen = numbers_of(numbers) - start
         plain = are_plain(self.view, column_of(index.positions[start:stop], np.int64)[chosen])
         bounds = np.flatnonzero(plain[1:] != plain[:-1]) + 1
         for first, last in pairwise([0, *bounds.tolist(), len(numbers)]):
@@ -295,19 +296,33 @@ class Segment:
         """
         index = self.index
         start, stop = numbers[0], numbers[-1] + 1
-        chosen = np.asarray(numbers, np.int64) - start
+        chosen = numbers_of(numbers) - start
         positions = column_of(index.positions[start:stop], np.int64)[chosen]
         table = FrameTable(self.view, self.buffer, positions, self.header.file_bytes)
         chosen = chosen[: len(table)]
         fits = table.first_serials == column_of(index.serials[start:stop], np.int64)[chosen]
         fits &= table.row_counts == column_of(index.row_counts[start:stop], np.uint32)[chosen]
         table.keep_first(fits)
-        numbers = (chosen[: len(table)] + start).tolist()
-        verified = index.verified
-        table.keep_checked(self.header.seed, [verified[number] for number in numbers])
-        for number in numbers[: len(table)]:
-            verified[number] = 1
+        self._keep_verified(table, chosen[: len(table)] + start)
         return table if len(table) else None
+
+    def _keep_verified(self, table: FrameTable, numbers: Ints) -> None:
+        """Check the frames of a table that are not verified; these are their numbers."""
+        if not len(numbers):
+            return
+        verified, first = self.index.verified, int(numbers[0])
+        # A copy: the writer cannot add frames to a bytearray while an array shows its bytes.
+        copied = np.frombuffer(bytes(verified[first : int(numbers[-1]) + 1]), np.uint8)
+        checked = copied[numbers - first]
+        if checked.all():
+            return
+        table.keep_checked(self.header.seed, checked.tolist())
+        count = len(table)
+        if count and int(numbers[count - 1]) - first == count - 1:
+            verified[first : first + count] = b"\1" * count
+        else:
+            for number in numbers[:count].tolist():
+                verified[number] = 1
 
     def small_frames(self, position: int, serial: int, limit: int) -> FrameTable | None:
         """Open the small frames at a position all at once; return None if there are too few.
@@ -315,10 +330,10 @@ class Segment:
         The table ends before a frame that is not small, damaged or compressed, or whose serials do
         not follow those of the frame before it. All frames are checked.
         """
-        positions = frame_positions(self.view, position, limit, _TABLE_FRAMES, small=True)
-        if len(positions) < _WALKED:
+        found = find_frames(self.view, position, limit, _TABLE_FRAMES, small=True)
+        if len(found) < _WALKED:
             return None
-        table = FrameTable(self.view, self.buffer, positions, limit)
+        table = FrameTable(self.view, self.buffer, np.array(found, np.int64), limit)
         table.keep_limits()
         table.keep_following(serial)
         if len(table) < _WALKED:
@@ -529,10 +544,10 @@ class Segment:
         trusted = position < trusted_to
         if trusted:
             limit = min(limit, trusted_to)
-        positions = frame_positions(self.view, position, limit, _INDEXED)
-        if len(positions) < _WALKED:
+        found = find_frames(self.view, position, limit, _INDEXED, small=False)
+        if len(found) < _WALKED:
             return None
-        table = FrameTable(self.view, self.buffer, positions, limit)
+        table = FrameTable(self.view, self.buffer, np.array(found, np.int64), limit)
         table.keep_rising(serial)
         if trusted:
             table.keep_trusted(self.header.seed)

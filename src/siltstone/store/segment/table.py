@@ -8,9 +8,7 @@ columns of them.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Sequence
-from itertools import repeat
+from collections.abc import Sequence
 from typing import Any, Final, cast
 
 import numpy as np
@@ -27,11 +25,14 @@ from siltstone.store.segment.frame import (
     HEAD_CRC_OFFSET,
     HEADER_BYTES,
     MAGIC,
-    PLAIN,
-    ROWS,
+    PLAIN_ROWS,
     SECTION,
     SECTION_MAX,
+    SMALL_BYTES,
+    SMALL_ROW_BYTES,
+    SMALL_ROWS,
     STREAMS,
+    count_whole,
 )
 
 Ints = NDArray[np.int64]
@@ -42,21 +43,12 @@ _HEADER_WORDS: Final = HEADER_BYTES // 8
 _HEAD_WORDS: Final = _HEADER_WORDS + SECTION_MAX
 _LOW: Final = 0xFFFF_FFFF
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
-# The bytes of kind and compression.
-_PLAIN_ROWS: Final = ROWS | PLAIN << 8
-# Length, kind and compression, number of sections, first serial, number of rows.
-_START: Final = struct.Struct("<IHHQI")
 # Arrow's offsets have 31 bits, and are relative to the first frame. Arrow also reserves memory by
 # the distance from the first value to the last one.
 _OFFSET_MAX: Final = (1 << 31) - 1
 _REACH_BYTES: Final = 1 << 26
 
-# A frame with more rows, or with larger rows, is opened by itself: its columns need not be copied.
-# But each stream of it is a piece of its own, and a piece costs as much as some hundred rows.
-_SMALL_ROWS: Final = 2048
 _SMALL_PIECE: Final = 256
-_SMALL_BYTES: Final = 1 << 16
-_SMALL_ROW_BYTES: Final = 512
 TABLE_ROWS: Final = 1 << 16
 TABLE_BYTES: Final = 1 << 25
 
@@ -105,7 +97,7 @@ class FrameTable:
         lengths = heads[1] & _LOW
         fits = (
             (heads[0] & _LOW == _MAGIC)
-            & (kinds == _PLAIN_ROWS)
+            & (kinds == PLAIN_ROWS)
             & (lengths >= HEADER_BYTES)
             & (lengths & 7 == 0)
             & (positions + lengths <= limit)
@@ -176,17 +168,21 @@ class FrameTable:
         self.lengths = self.lengths[:, :count]
         self.widths = self.widths[:, :count]
 
-    def keep_checked(self, seed: int, checked: Iterable[int] = repeat(0)) -> None:
+    def keep_checked(self, seed: int, checked: Sequence[int] = ()) -> None:
         """Check the checksums of all frames; cut the table before the first that does not match.
 
         A frame with a number that is not 0 in `checked` is not checked again.
         """
-        places = zip(self.positions.tolist(), self.ends.tolist(), self.crcs.tolist(), strict=True)
-        view = self.view
-        for number, ((position, end, crc), skip) in enumerate(zip(places, checked, strict=False)):
-            if not skip and crc32c(view[position + 8 : end], seed) != crc:
-                self.cut(number)
-                return
+        whole = count_whole(
+            self.view,
+            self.positions.tolist(),
+            self.ends.tolist(),
+            self.crcs.tolist(),
+            list(checked),
+            seed,
+        )
+        if whole < len(self):
+            self.cut(whole)
 
     def keep_trusted(self, seed: int) -> None:
         """Check the heads of all frames; cut the table before the first that does not match.
@@ -370,39 +366,24 @@ def array_of(numbers: NDArray[Any], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def frame_positions(
-    view: memoryview, position: int, limit: int, most: int, *, small: bool = False
-) -> Ints:
-    """Return where plain rows frames begin, as their headers say, from a position on.
-
-    The list ends before another frame; with `small`, also before a frame that is not small. Nothing
-    is checked.
-    """
-    found: list[int] = []
-    while position + HEADER_BYTES <= limit and len(found) < most:
-        length, kind, _, _, rows = _START.unpack_from(view, position + 8)
-        if kind != _PLAIN_ROWS or length < HEADER_BYTES or length & 7:
-            break
-        if small and not (
-            rows <= _SMALL_ROWS and length <= max(_SMALL_BYTES, _SMALL_ROW_BYTES * rows)
-        ):
-            break
-        found.append(position)
-        position += length
-    return np.array(found, np.int64)
-
-
 def are_small(rows: Ints, sizes: Ints, rows_per_piece: int) -> Flags:
     """Return which frames are small, for a reader that wants so many rows of each stream."""
-    small: Flags = rows <= (_SMALL_ROWS if rows_per_piece > _SMALL_PIECE else TABLE_ROWS)
-    return small & (sizes <= np.maximum(_SMALL_BYTES, _SMALL_ROW_BYTES * rows))
+    small: Flags = rows <= (SMALL_ROWS if rows_per_piece > _SMALL_PIECE else TABLE_ROWS)
+    return small & (sizes <= np.maximum(SMALL_BYTES, SMALL_ROW_BYTES * rows))
 
 
 def are_plain(view: memoryview, positions: Ints) -> Flags:
     """Return which of the frames at these positions are plain rows frames, as they say."""
     words = np.frombuffer(view, np.dtype("<i8"), len(view) // 8)
-    plain: Flags = words[(positions >> 3) + 1] >> 32 & 0xFFFF == _PLAIN_ROWS
+    plain: Flags = words[(positions >> 3) + 1] >> 32 & 0xFFFF == PLAIN_ROWS
     return plain
+
+
+def numbers_of(numbers: Sequence[int]) -> Ints:
+    """Return the numbers of frames as numpy's; a range costs nothing for each number."""
+    if isinstance(numbers, range):
+        return np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64)
+    return np.asarray(numbers, np.int64)
 
 
 def column_of(numbers: Sequence[int], kind: Any) -> NDArray[Any]:

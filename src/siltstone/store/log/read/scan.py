@@ -30,7 +30,7 @@ from siltstone.store.segment.index import (
     SegmentSummary,
 )
 from siltstone.store.segment.segment import Segment
-from siltstone.store.segment.table import FrameTable, column_of
+from siltstone.store.segment.table import FrameTable, column_of, numbers_of
 from siltstone.store.segment.view import FrameView
 from siltstone.topic.structure import Match
 from siltstone.topic.word_index import Needed, needed_at
@@ -92,7 +92,7 @@ class ReadReport:
         self.frames += len(rows)
         self.frames_read += len(numbers)
         self.rows += int(rows.sum(dtype=np.int64))
-        self.rows_scanned += int(rows[np.asarray(numbers, np.int64)].sum(dtype=np.int64))
+        self.rows_scanned += int(rows[numbers_of(numbers)].sum(dtype=np.int64))
 
     def skip(self, summary: SegmentSummary) -> None:
         """Count a segment that is not opened."""

@@ -38,7 +38,7 @@ from siltstone.store.log.slab import Slab
 from siltstone.store.segment.frame import ROOM, ROWS, FrameHeader
 from siltstone.store.segment.index import NeededWords
 from siltstone.store.segment.segment import Segment, open_segment, segment_path
-from siltstone.store.segment.table import FrameTable, column_of
+from siltstone.store.segment.table import FrameTable, column_of, numbers_of
 from siltstone.store.segment.view import FrameView
 from siltstone.store.segment.walker import EARLIER, MISSING, FrameWalk
 from siltstone.store.slab.manifest import SlabId
@@ -274,11 +274,12 @@ def _join_frames(
         stops = starts + column_of(index.row_counts[first : last + 1], np.uint32)
         # A run cannot go on where serials were left out.
         breaks = np.concatenate([[0], (starts[1:] != stops[:-1]).cumsum()])
-        chosen = np.asarray(numbers, np.int64) - first
+        chosen = numbers_of(numbers) - first
         chosen = chosen[
             np.maximum(starts[chosen], serials.start) < np.minimum(stops[chosen], serials.stop)
         ]
         begins, ends = positions[chosen], (positions + lengths)[chosen]
+        first_serials, last_serials = starts[chosen], stops[chosen]
         apart = breaks[chosen[1:]] != breaks[chosen[:-1]]
         apart |= begins[1:] - ends[:-1] > _GAP_BYTES
         complete = index.stream_rows.keys() <= wanted.whole
@@ -287,17 +288,16 @@ def _join_frames(
             while low < high:
                 by_bytes = np.searchsorted(ends[:high], begins[low] + bytes_max, "right")
                 by_rows = np.searchsorted(
-                    stops[chosen[:high]], starts[chosen[low]] + rows_max, "right"
+                    last_serials[:high], first_serials[low] + rows_max, "right"
                 )
                 end = max(low + 1, int(min(by_bytes, by_rows)))
-                one, other = int(chosen[low]), int(chosen[end - 1])
                 yield FramePlace(
                     slab.id,
                     base,
                     int(begins[low]),
                     int(ends[end - 1]),
-                    int(starts[one]),
-                    int(stops[other]),
+                    int(first_serials[low]),
+                    int(last_serials[end - 1]),
                     complete,
                     end - low,
                 )
