@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from siltstone.errors import (
 )
 from siltstone.flight.connection import Appended, RemoteStream
 from siltstone.flight.origin import NodeOrigin
+from siltstone.flight.reading import Reads
 from siltstone.flight.target import DirectoryTarget
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.mqtt.packets import Publish
@@ -244,6 +246,43 @@ def test_what_no_parser_can_take_is_answered_with_a_sentence(broker: BrokerProce
             assert "Traceback" not in str(caught.value)
         with pytest.raises(flight.FlightServerError, match="criteria is not valid UTF-8"):
             list(client.list_flights(b"\xff"))
+        for name in (b"a\0b", b"../messages", b"m" * 300):
+            descriptor = flight.FlightDescriptor.for_path(name)
+            for ask in (
+                partial(client.get_flight_info, descriptor),
+                partial(list_all, client, name),
+            ):
+                with pytest.raises(flight.FlightServerError, match=r"^the name of a database must"):
+                    ask()
+
+
+def list_all(client: flight.FlightClient, criteria: bytes) -> list[flight.FlightInfo]:
+    return list(client.list_flights(criteria))
+
+
+@pytest.mark.parametrize("error", [RecursionError("deep"), KeyError("ours"), pa.ArrowInvalid("x")])
+def test_an_error_of_ours_is_logged_and_no_traceback_is_sent(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Reads, "plan", fail)
+    with (
+        siltstone.open(tmp_path) as store,
+        served(store) as node,
+        flight.FlightClient(node.url) as client,
+        pytest.raises(flight.FlightServerError) as caught,
+    ):
+        client.get_flight_info(flight.FlightDescriptor.for_path("messages"))
+    assert str(caught.value).startswith("internal error: see the log of the broker")
+    assert "Traceback" not in str(caught.value)
+    [record] = [each for each in caplog.records if each.message == "internal_error"]
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
 
 
 def test_damage_and_rows_that_were_dropped_are_told_to_who_reads_them(tmp_path: Path) -> None:

@@ -186,6 +186,12 @@ def _told(context: flight.ServerCallContext) -> Iterator[None]:
     except SiltstoneError as exc:
         log(_LOG, logging.INFO, "flight_call_failed", peer=context.peer(), error=str(exc))
         raise flight.FlightServerError(str(exc), error_info(exc)) from exc
+    except flight.FlightError:
+        raise
+    except Exception as exc:
+        # Flight sends the traceback of any other error to the client.
+        _LOG.exception("internal_error")
+        raise flight.FlightServerError("internal error: see the log of the broker") from exc
 
 
 def _telling(

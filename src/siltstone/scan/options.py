@@ -38,6 +38,7 @@ _TIME_END_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(m
 _SIZE: Final = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.IGNORECASE)
+_SHARD_DIGITS_MAX: Final = 9
 _RELATIVE: Final = re.compile(r"-\s*(\d.*)")
 _DURATIONS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -267,8 +268,15 @@ def parse_start_times(text: str, name: str, clock: Clock | None = None) -> Start
         values = json.loads(text)
     except json.JSONDecodeError as exc:
         raise UsageError(f"{name} begins with {{ and must be a JSON object: {exc}") from exc
-    if wrong := [key for key in values if not key.isdecimal()]:
-        raise UsageError(f"{name} must have the numbers of shards as keys: shard={wrong[0]!r}")
+    except (ValueError, RecursionError) as exc:
+        raise UsageError(
+            f"{name} is nested too deeply, or has a number with too many digits: "
+            f"{name}={shortened(text)}"
+        ) from exc
+    if wrong := [key for key in values if not key.isdecimal() or len(key) > _SHARD_DIGITS_MAX]:
+        raise UsageError(
+            f"{name} must have the numbers of shards as keys: shard={shortened(wrong[0])}"
+        )
     times = {int(key): _start_time(str(value), name, now_us) for key, value in values.items()}
     return StartTimes(times_us=times)
 

@@ -459,6 +459,7 @@ class Store:
         require_kind("name", name, str, "text")
         if name in self._databases:
             return False
+        _check_name(name)
         has_messages = self._fs.exists(self._paths.data / name / MANIFEST)
         return not has_messages and name in self.keyvalue_names()
 

@@ -181,6 +181,25 @@ def test_a_start_may_be_relative_to_now() -> None:
     assert parse_start_times("-99999d", "start", clock) == StartTimes(default_us=0)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"0": ' * 100_000, "^start is nested too deeply, or has a number with "),
+        (
+            '{"0": ' + "9" * 5_000 + "}",
+            "^start is nested too deeply, or has a number with ",
+        ),
+        (f'{{"{"9" * 5_000}": 1}}', r"^start must have the numbers of shards as keys: shard=.?9"),
+    ],
+)
+def test_a_start_that_no_parser_can_take_is_refused_with_a_sentence(
+    text: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        parse_start_times(text, "start")
+    assert len(str(caught.value)) < 300
+
+
 def test_a_path_may_be_a_uri() -> None:
     paths = ("/a b/c", "file:/a b/c", "file:///a b/c")
     assert {parse(path=path).path for path in paths} == {"/a b/c"}

@@ -681,3 +681,11 @@ def answered(look: Callable[[], object]) -> object:
     thread.start()
     thread.join(WAIT_SECONDS / 2)
     return found[0] if found else "it waits"
+
+
+@pytest.mark.parametrize("name", ["a\0b", "../messages", "m" * 300, ""])
+def test_a_name_that_no_database_can_have_is_not_looked_for(name: str) -> None:
+    with World().store() as store:
+        store.create("messages")
+        with pytest.raises(UsageError, match=r"^the name of a database must have 1 to 100"):
+            store.database(name)
