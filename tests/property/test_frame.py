@@ -88,6 +88,8 @@ def calls(draw: st.DrawFn) -> tuple[Call, list[Sent]]:
     properties = [b""] * count
     if draw(st.booleans()):
         properties = batch.properties = draw(st.lists(PAYLOADS, min_size=count, max_size=count))
+    # Checked batches are grouped in one walk, others in two.
+    batch.checked = draw(st.booleans())
     if draw(st.booleans()):
         call.producer, call.sequence = draw(st.binary(min_size=16, max_size=16)), draw(U64)
     sent = [Sent(*row) for row in zip(topics, values, publishers, flags, properties, strict=True)]
@@ -107,6 +109,23 @@ def in_order_of_arrival(rows: list[StoredRow]) -> list[Sent]:
 
 
 class TestRows:
+    @given(st.lists(FLUSHES, min_size=1, max_size=3), THRESHOLDS, st.integers(2, 20))
+    def test_checked_rows_make_the_same_frames_as_rows_to_check(
+        self,
+        flushes: list[list[tuple[Call, list[Sent]]]],
+        thresholds: list[int],
+        topics_max: int,
+    ) -> None:
+        frames: dict[bool, list[bytes]] = {True: [], False: []}
+        for is_checked, made in frames.items():
+            cook = Cook(Structure(thresholds), topics_max)
+            for flush in flushes:
+                for call, _ in flush:
+                    call.batch.checked = is_checked
+                cooked = cook.cook([call for call, _ in flush], NOW_US)
+                made.append(frame_bytes(cooked_frame(cooked)))
+        assert frames[True] == frames[False]
+
     @given(st.lists(FLUSHES, min_size=1, max_size=3), THRESHOLDS, COMPRESSED, st.integers(2, 20))
     def test_rows_come_back_from_their_frames_as_they_were_sent(
         self,
