@@ -24,6 +24,28 @@ BROAD_HANDLERS: dict[str, str] = {
     "store/writer/ticket.py": "a callback is others' code: the shard's thread goes on",
     "store/writer/queue.py": "a mistake of ours ends one shard, and leaves nobody waiting",
 }
+# Beside the commands, these make the file system of the machine: the functions that programs call,
+# what Spark starts by its name, and processes. Everything else takes a file system.
+EDGES = {
+    "broker/server.py",
+    "cluster/opening.py",
+    "flight/client.py",
+    "pipeline/answers.py",
+    "pipeline/jobs/audit.py",
+    "pipeline/jobs/learn.py",
+    "pipeline/jobs/rollup.py",
+    "pipeline/jobs/tier.py",
+    "pipeline/jobs/upkeep.py",
+    "pipeline/source/source.py",
+    "pipeline/source/writer.py",
+    "pipeline/spark/session.py",
+    "pipeline/sql.py",
+    "pipeline/table.py",
+    "spool/spool.py",
+    "store/directory.py",
+    "store/kv/rocks.py",
+    "store/log/compact/worker.py",
+}
 TEXT_BYTES_MAX = 2_000_000
 
 BANNED_MODULE_NAMES = {"base", "common", "helpers", "utils"}
@@ -214,6 +236,16 @@ def test_everything_is_caught_only_where_it_is_explained() -> None:
         if isinstance(node, ast.ExceptHandler) and is_broad(node)
     ]
     assert sorted(broad) == sorted(BROAD_HANDLERS)
+
+
+def test_file_systems_are_made_at_the_edges() -> None:
+    makers = {
+        path.relative_to(SOURCE).as_posix()
+        for path in python_files("src/siltstone")
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "PosixFileSystem"
+    }
+    assert {name for name in makers if not name.startswith("cli/")} == EDGES
 
 
 def test_nothing_is_left_unfinished() -> None:

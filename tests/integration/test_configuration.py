@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from siltstone.broker.settings.broker import BrokerSettings, ListenerSettings
-from siltstone.broker.settings.load import load_settings
 from siltstone.cli.mqtt.config import reference_text
+from tests.support.loaded_settings import load_settings
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "packaging" / "siltstone.toml"

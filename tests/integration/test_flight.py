@@ -314,7 +314,7 @@ def test_a_database_that_was_created_again_is_told_from_the_former_one(tmp_path:
         fields = spark_schema(options.columns)
         with siltstone.connect(known.url) as node:
             planned = node.read("a")
-            stream = SiltstoneStreamReader(options, fields)
+            stream = SiltstoneStreamReader(options, fields, PosixFileSystem())
             saved = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
             assert saved == Position({0: 2}, identity=former.identity).to_json()
             origin = NodeOrigin(known, options)
@@ -331,7 +331,9 @@ def test_a_database_that_was_created_again_is_told_from_the_former_one(tmp_path:
             with pytest.raises(SlabDroppedError, match=f"offsets{told}"):
                 stream.latestOffset(saved, ReadAllAvailable())
             stream.stop()
-        lossy = SiltstoneStreamReader(replace(options, fails_on_loss=False), fields)
+        lossy = SiltstoneStreamReader(
+            replace(options, fails_on_loss=False), fields, PosixFileSystem()
+        )
         end = lossy.latestOffset(saved, ReadAllAvailable())
         assert end == Position({0: 3}, identity=later.identity).to_json()
         read = [row for part in lossy.partitions(saved, end) for row in lossy.read(part)]

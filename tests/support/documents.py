@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from siltstone.broker.settings.load import load_settings
 from siltstone.cli.main import execute
 from tests.support.broker_process import COMMAND, clean_environment
+from tests.support.loaded_settings import load_settings
 from tests.support.ports import free_port
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent

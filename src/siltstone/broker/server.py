@@ -205,7 +205,7 @@ def check_files(settings: BrokerSettings) -> None:
             read_certificates,
         )
 
-        read_certificates(settings.flight)
+        read_certificates(PosixFileSystem(), settings.flight)
 
 
 class LoopShell:
@@ -328,6 +328,7 @@ class Server:
                 )
 
                 self._flight = open_flight(
+                    self._fs,
                     self._settings.flight,
                     self._store,
                     broker,

@@ -6,7 +6,6 @@ import pytest
 import typer
 
 from siltstone.broker.settings.broker import BrokerSettings
-from siltstone.broker.settings.load import load_settings
 from siltstone.cli.main import build, execute
 from siltstone.errors import (
     CorruptionError,
@@ -17,6 +16,7 @@ from siltstone.errors import (
 )
 from siltstone.version import __version__, form
 from tests.support.command_line import DATA, CommandLine
+from tests.support.loaded_settings import load_settings
 
 COMMANDS = [
     ("db", "create", "x"),

@@ -37,6 +37,7 @@ from siltstone.flight.operations import FlightOperations
 from siltstone.flight.server import Certificates, FlightServer
 from siltstone.flight.target import socket_node
 from siltstone.flight.tokens import Tokens
+from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.guard import contain
@@ -63,13 +64,18 @@ class FlightListener:
     """The Flight servers of a broker: one for the network, one for programs of the same user."""
 
     def __init__(
-        self, settings: FlightSettings, operations: FlightOperations, access: BrokerFlightAccess
+        self,
+        fs: PosixFileSystem,
+        settings: FlightSettings,
+        operations: FlightOperations,
+        access: BrokerFlightAccess,
     ) -> None:
         """Serve the network. Raises: UsageError."""
+        self._fs = fs
         self._settings = settings
         self._operations = operations
         self._access = access
-        self._certificates = read_certificates(settings)
+        self._certificates = read_certificates(fs, settings)
         self._network = FlightServer(settings.address, operations, access, self._certificates)
         self._local: FlightServer | None = None
         self._socket: PurePath | None = None
@@ -87,7 +93,7 @@ class FlightListener:
         """Also serve programs of the same user, on a socket. Raises: UsageError, DiskError."""
         self._local = FlightServer(socket_node(data).url, self._operations, OpenAccess())
         self._socket = StorePaths(data).flight_socket
-        PosixFileSystem().set_mode(self._socket, _SOCKET_MODE)
+        self._fs.set_mode(self._socket, _SOCKET_MODE)
 
     def revoke_tokens(self) -> None:
         """Revoke all tokens, because the users may have changed."""
@@ -102,7 +108,7 @@ class FlightListener:
         Raises: UsageError; the old certificates stay in use. If another program took the port
         meanwhile, no client is served until the next reload.
         """
-        found = read_certificates(self._settings)
+        found = read_certificates(self._fs, self._settings)
         with self._mutex:
             if found == self._certificates or self._closed:
                 return
@@ -128,7 +134,7 @@ class FlightListener:
             log(_LOG, logging.WARNING, "flight_calls_abandoned")
         if self._socket is not None:
             with suppress(NotFoundError):
-                PosixFileSystem().remove(self._socket)
+                self._fs.remove(self._socket)
         return not held_up
 
 
@@ -142,20 +148,20 @@ def _patiently(serve: Callable[[], FlightServer]) -> FlightServer:
 
 
 def open_flight(
+    fs: PosixFileSystem,
     settings: FlightSettings,
     store: Store,
     broker: Broker,
     control: ControlOperations | None = None,
 ) -> FlightListener:
     """Open the Flight servers of a broker. Raises: UsageError, DiskError."""
-    fs = PosixFileSystem()
     announce = partial(announce_rows, broker, broker.settings.storage.database)
     management = None
     if control is not None:
         management = FlightManagement(control, broker.settings.control_timeout)
     commits = Commits(Staging(fs, store.path), announce)
     operations = FlightOperations(fs, store, commits, announce, management)
-    listener = FlightListener(settings, operations, BrokerFlightAccess(settings, broker))
+    listener = FlightListener(fs, settings, operations, BrokerFlightAccess(settings, broker))
     address = settings.address.rpartition(":")[0]
     log(_LOG, logging.INFO, "flight_listening", address=f"{address}:{listener.port}")
     socket = StorePaths(store.path).flight_socket
@@ -172,7 +178,7 @@ def open_flight(
     return listener
 
 
-def read_certificates(settings: FlightSettings) -> Certificates | None:
+def read_certificates(fs: FileSystem, settings: FlightSettings) -> Certificates | None:
     """Read the files that the settings name; None without TLS.
 
     Raises: UsageError that names the setting and the file.
@@ -191,7 +197,6 @@ def read_certificates(settings: FlightSettings) -> Certificates | None:
             client_certificate="required" if settings.client_ca else "none",
         )
     )
-    fs = PosixFileSystem()
     return Certificates(
         certificate=fs.read(PurePath(settings.certificate)),
         key=fs.read(PurePath(settings.key)),

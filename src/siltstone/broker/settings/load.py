@@ -27,7 +27,6 @@ from siltstone.broker.settings.broker import BrokerSettings
 from siltstone.broker.settings.kinds import Settings, expectation
 from siltstone.errors import NotFoundError, UsageError
 from siltstone.fs.api import FileSystem
-from siltstone.fs.posix import PosixFileSystem
 
 FILE_NAME: Final = "siltstone.toml"
 PREFIX: Final = "SILTSTONE_"
@@ -66,31 +65,20 @@ class LoadedSettings:
         return _origin(self.origins, key)
 
 
-def load_settings(
-    file: PurePath | None,
-    environment: Mapping[str, str],
-    overrides: Mapping[str, str],
-    *,
-    fs: FileSystem | None = None,
-) -> BrokerSettings:
-    """Read the settings; the names of overrides are keys or FLAGS.
-
-    Raises: UsageError, with a line for each error.
-    """
-    return read_settings(file, environment, overrides, fs=fs).settings
-
-
 def read_settings(
     file: PurePath | None,
     environment: Mapping[str, str],
     overrides: Mapping[str, str],
     *,
-    fs: FileSystem | None = None,
+    fs: FileSystem,
 ) -> LoadedSettings:
-    """Read the settings as `load_settings` does, with the source of each value."""
+    """Read the settings, with the source of each value; the names of overrides are keys or FLAGS.
+
+    Raises: UsageError, with a line for each error.
+    """
     draft = _Draft()
     if file is not None:
-        draft.tree = _read_file(fs or PosixFileSystem(), file)
+        draft.tree = _read_file(fs, file)
         draft.origins = dict.fromkeys(_leaves(draft.tree), str(file))
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in NOT_SETTINGS:
@@ -101,7 +89,7 @@ def read_settings(
 
 
 def find_file(
-    named: PurePath | None, environment: Mapping[str, str], *, fs: FileSystem | None = None
+    named: PurePath | None, environment: Mapping[str, str], *, fs: FileSystem
 ) -> PurePath | None:
     """Return the settings file: the given one, that of the environment, or a local one."""
     if named is not None:
@@ -109,7 +97,7 @@ def find_file(
     if from_environment := environment.get(FILE_VARIABLE):
         return PurePath(from_environment)
     here = PurePath(FILE_NAME)
-    return here if (fs or PosixFileSystem()).exists(here) else None
+    return here if fs.exists(here) else None
 
 
 def variable_name(key: Key) -> str:

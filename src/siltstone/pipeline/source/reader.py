@@ -17,7 +17,6 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from siltstone.fs.api import FileSystem
-from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import log
 from siltstone.pipeline.source.origins import origin_of
 from siltstone.pipeline.source.partitions import SourcePartition
@@ -33,12 +32,10 @@ _LOG: Final = logging.getLogger(__name__)
 class SiltstoneReader(DataSourceReader):
     """Reads the rows that a store has when the query is planned."""
 
-    def __init__(
-        self, options: ReadOptions, schema: StructType, fs: FileSystem | None = None
-    ) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType, fs: FileSystem) -> None:
         self._options = options
         self._schema = arrow_schema(schema)
-        self._fs = fs or PosixFileSystem()
+        self._fs = fs
 
     @one_line_errors()
     def partitions(self) -> list[InputPartition]:

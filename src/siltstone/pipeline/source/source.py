@@ -70,12 +70,12 @@ class SiltstoneSource(DataSource):
     def reader(self, schema: StructType) -> SiltstoneReader:
         """Return the reader of a batch query."""
         spare_collections()
-        return SiltstoneReader(self.parsed, schema)
+        return SiltstoneReader(self.parsed, schema, PosixFileSystem())
 
     @one_line_errors()
     def streamReader(self, schema: StructType) -> SiltstoneStreamReader:
         """Return the reader of a streaming query."""
-        return SiltstoneStreamReader(self.parsed, schema)
+        return SiltstoneStreamReader(self.parsed, schema, PosixFileSystem())
 
     @one_line_errors()
     def writer(self, schema: StructType, overwrite: bool) -> SiltstoneWriter:

@@ -31,7 +31,6 @@ from pyspark.sql.types import StructType
 from siltstone.clock import Clock, SystemClock
 from siltstone.errors import SiltstoneError
 from siltstone.fs.api import FileSystem
-from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import log
 from siltstone.pipeline.source.origins import origin_of
 from siltstone.pipeline.source.partitions import SourcePartition
@@ -61,14 +60,14 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self,
         options: ReadOptions,
         schema: StructType,
-        fs: FileSystem | None = None,
+        fs: FileSystem,
         clock: Clock | None = None,
     ) -> None:
         self._options = options
         # Spark hides an error of this constructor behind one of its own. A wrong schema or option
         # is therefore refused by the first call.
         self._declared = schema
-        self._fs = fs or PosixFileSystem()
+        self._fs = fs
         self._clock = clock or SystemClock()
         self._origin: Origin | None = None
         self._target: dict[int, int] | None = None

@@ -12,6 +12,7 @@ from siltstone.broker.settings.broker import FlightSettings
 from siltstone.clock import ManualClock
 from siltstone.errors import OutcomeUnknownError, UsageError
 from siltstone.flight.access import Caller, FlightUser
+from siltstone.fs.memory import MemoryFileSystem
 from tests.support.broker_core import OPEN, Core
 
 RULES = ["user alice", "topic readwrite plant/#", "topic deny plant/keys/#", "topic subscribe #"]
@@ -145,10 +146,10 @@ def test_an_internal_error_on_the_loop_is_logged_and_reported_at_once(
 
 
 def test_without_a_certificate_no_tls_is_spoken() -> None:
-    assert read_certificates(FlightSettings()) is None
+    assert read_certificates(MemoryFileSystem(), FlightSettings()) is None
 
 
 def test_a_certificate_that_is_not_there_is_told_of() -> None:
     settings = FlightSettings(certificate="/nowhere.crt", key="/nowhere.key")
     with pytest.raises(UsageError, match=r"certificate cannot be read.*path=/nowhere\.crt"):
-        read_certificates(settings)
+        read_certificates(MemoryFileSystem(), settings)

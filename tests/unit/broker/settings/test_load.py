@@ -13,7 +13,6 @@ from siltstone.broker.settings.load import (
     field_of,
     find_file,
     known_keys,
-    load_settings,
     model_of,
     read_settings,
     variable_name,
@@ -21,6 +20,7 @@ from siltstone.broker.settings.load import (
 from siltstone.broker.settings.storage import Storage, StoreRule
 from siltstone.errors import UsageError
 from siltstone.fs.memory import MemoryFileSystem
+from tests.support.loaded_settings import load_settings
 
 FILE = PurePath("/etc.toml")
 NOTHING: Mapping[str, str] = {}

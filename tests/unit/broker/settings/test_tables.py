@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from siltstone.broker.settings.kinds import toml_text
-from siltstone.broker.settings.load import dotted_name, field_of, load_settings, variable_name
+from siltstone.broker.settings.load import dotted_name, field_of, variable_name
 from siltstone.errors import UsageError
 from siltstone.settings.declare import Declared, Kind, declared
 from siltstone.store.slab.settings import DatabaseSettings
+from tests.support.loaded_settings import load_settings
 
 KNOWN = declared(DatabaseSettings)
 

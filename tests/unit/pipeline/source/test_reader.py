@@ -6,6 +6,7 @@ import pytest
 from pyspark.sql.datasource import DataSourceReader
 
 from siltstone.errors import CorruptionError, UsageError
+from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline.source.partitions import SourcePartition
 from siltstone.pipeline.source.reader import SiltstoneReader
 from siltstone.pipeline.source.schema import spark_schema
@@ -62,7 +63,7 @@ def test_an_empty_store_has_a_partition_without_rows() -> None:
 
 
 def test_a_reader_goes_to_the_executors_with_nothing_open() -> None:
-    reader = SiltstoneReader(options_of(), spark_schema(["topic"]))
+    reader = SiltstoneReader(options_of(), spark_schema(["topic"]), PosixFileSystem())
     arrived = through_pickle(reader)
     assert isinstance(arrived, SiltstoneReader)
 

@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import LongType, StructField, StructType
 
 from siltstone.errors import SlabDroppedError, UsageError
+from siltstone.fs.posix import PosixFileSystem
 from siltstone.fs.publish import replace_file
 from siltstone.pipeline.source.schema import spark_schema
 from siltstone.pipeline.source.stream_reader import SiltstoneStreamReader
@@ -500,7 +501,7 @@ def test_a_schema_that_no_stream_has_is_refused_by_the_first_call() -> None:
 
 
 def test_what_is_open_stays_behind_when_a_reader_is_sent() -> None:
-    stream = SiltstoneStreamReader(options_of(), spark_schema(["topic"]))
+    stream = SiltstoneStreamReader(options_of(), spark_schema(["topic"]), PosixFileSystem())
     assert isinstance(through_pickle(stream), SiltstoneStreamReader)
 
 
