@@ -191,6 +191,20 @@ def test_an_append_that_fails_makes_way_for_the_next() -> None:
     assert (bench.told["b"], bench.told["c"], bench.lane.pending_bytes) == (0, 1, 0)
 
 
+def test_an_append_that_the_log_does_not_take_leaves_its_place_to_the_next() -> None:
+    bench = Bench()
+    # More often than there are places.
+    refusals: list[Exception] = [PoisonedError("x") for _ in range(3)]
+    bench.log.refusals = list(refusals)
+    for letter in (b"a", b"b", b"c", b"d"):
+        bench.send(letter)
+        bench.turn()
+    assert bench.told == dict(zip("abc", refusals, strict=True))
+    assert [values for _, values, _ in bench.log.appends] == [b"d"]
+    bench.log.store(0)
+    assert (bench.told["d"], bench.lane.pending_bytes) == (0, 0)
+
+
 def test_a_large_send_does_not_overtake_the_small_sends_before_it() -> None:
     bench = Bench()
     for letter in (b"a", b"b"):

@@ -585,3 +585,22 @@ class TestOverloadedProducers:
             [overloaded],
             [("p", 2)],
         )
+
+
+def test_an_append_of_a_producer_has_the_rows_of_one_batch_alone() -> None:
+    desk = Desk()
+    desk.append("a")
+    desk.bridge.append(batch_of("t", "x"), b"p", "synced", None, ("one", 1))
+    desk.append("b")
+    desk.bridge.append(batch_of("t", "y"), b"p", "synced", None, ("two", 7))
+    desk.append("c")
+    desk.turn()
+    while desk.under_way:
+        desk.settle()
+    assert [(each.values, each.producer) for each in desk.database.stored] == [
+        ([b"a"], None),
+        ([b"x"], ("one", 1)),
+        ([b"b"], None),
+        ([b"y"], ("two", 7)),
+        ([b"c"], None),
+    ]

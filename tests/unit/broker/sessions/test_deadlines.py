@@ -91,6 +91,18 @@ def wait(desk: DurableDesk, bridges: list[Bridge], seconds: int = 5) -> None:
         desk.core.run()
 
 
+def test_a_deadline_that_is_under_way_is_not_begun_again_by_later_looks() -> None:
+    with durable_desk(automatic=False) as desk:
+        lose(desk.come(will=will(delay=1)))
+        before = desk.core.durables.turns.count
+        # The store does not answer while it is looked several times.
+        wait(desk, [], 5)
+        desk.core.settle()
+        wait(desk, [], 2)
+        assert (desk.core.stored(), desk.saved().will) == ([b"gone"], None)
+        assert desk.core.durables.turns.count - before == 1
+
+
 class TestBridged:
     """Wills that bridges get as well: whoever has one is not given it again."""
 

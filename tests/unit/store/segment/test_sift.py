@@ -98,7 +98,15 @@ class TestNames:
 
 class TestForeignFiles:
     @pytest.mark.parametrize(
-        "content", [b"", b"sixsix", b"KAS", bytes(4096), b"x" * SEGMENT_BYTES_MIN]
+        "content",
+        [
+            b"",
+            b"sixsix",
+            b"KAS",
+            bytes(4096),
+            b"x" * SEGMENT_BYTES_MIN,
+            b"x" * (SEGMENT_BYTES_MIN + 1),
+        ],
     )
     @pytest.mark.parametrize("serial", [3, 4, 5, 7777])
     def test_a_file_without_the_magic_is_foreign(self, content: bytes, serial: int) -> None:
@@ -139,6 +147,22 @@ class TestDamagedHeaders:
         wipe(fs, 2, SEGMENT_BYTES)
         assert sifted(fs) == ([name_of(0), name_of(2), name_of(4)], [])
 
+    def test_a_sound_index_is_proof_where_the_slab_needs_no_segment(self) -> None:
+        fs = slab_fs()
+        chain(fs, sealed=1)
+        wipe(fs, 0, SEGMENT_BYTES)
+        bounds = SlabBounds(first_serial=1)
+        assert sifted(fs, bounds) == ([name_of(0), name_of(2)], [])
+        fs.remove(SLAB / f"{0:020d}.idx")
+        assert sifted(fs, bounds) == ([name_of(2)], [name_of(0)])
+
+    def test_the_index_of_another_segment_proves_nothing(self) -> None:
+        fs = slab_fs()
+        chain(fs, sealed=1)
+        put(fs, 9, b"foreign")
+        fs.rename(SLAB / f"{0:020d}.idx", SLAB / f"{9:020d}.idx")
+        assert sifted(fs) == ([name_of(0), name_of(2)], [f"{9:020d}.idx", name_of(9)])
+
     @pytest.mark.parametrize("bounds", [SlabBounds(seed=SEED), UNKNOWN])
     def test_one_that_holds_a_frame_of_the_slab_is_never_foreign(self, bounds: SlabBounds) -> None:
         fs = slab_fs()
@@ -148,6 +172,24 @@ class TestDamagedHeaders:
             if fs.exists(SLAB / f"{serial:020d}.idx"):
                 fs.remove(SLAB / f"{serial:020d}.idx")
         assert sifted(fs, bounds) == ([name_of(0), name_of(2), name_of(4)], [])
+
+    @pytest.mark.parametrize("seed", [SEED, None])
+    def test_a_frame_of_the_slab_is_proof_where_it_needs_no_segment(self, seed: int | None) -> None:
+        fs = slab_fs()
+        chain(fs, sealed=1)
+        wipe(fs, 0, 4096)
+        fs.remove(SLAB / f"{0:020d}.idx")
+        found = sifted(fs, SlabBounds(first_serial=1, seed=seed))
+        assert found == ([name_of(0), name_of(2)], [])
+
+    def test_the_one_behind_reserved_serials_is_never_foreign(self) -> None:
+        fs = slab_fs()
+        writer = chain(fs, sealed=0)
+        assert writer.active is not None
+        writer.active.reserve(50)
+        for serial in (2, 50):
+            put(fs, serial, bytes(SEGMENT_BYTES_MIN))
+        assert sifted(fs) == ([name_of(0), name_of(50)], [name_of(2)])
 
     def test_frames_of_another_slab_prove_nothing(self) -> None:
         fs = slab_fs()
