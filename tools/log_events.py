@@ -150,6 +150,10 @@ MEANINGS: Final = {
     "session_save_failed": "The state of a session could not be saved.",
     "sessions_found_connected": "The broker ended without a shutdown while `sessions` clients "
     "were connected.",
+    "cluster_certificates_failed": "New certificates of this site cannot be used; it goes on with "
+    "the old ones.",
+    "cluster_certificates_replaced": "The site has new certificates: it issued one before the old "
+    "one ended, or found new files.",
     "cluster_joined": "This site has reached a majority of its cluster.",
     "cluster_task_failed": "A bug in Siltstone ended a task of the cluster; please report the "
     "traceback.",

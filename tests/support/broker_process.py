@@ -78,6 +78,10 @@ class BrokerProcess:
         # Set from the moment when it listens until it is killed or told to stop.
         self.listens = threading.Event()
 
+    def set(self, key: str, value: str | float) -> None:
+        """Change a setting for the next start."""
+        self._settings[key] = value
+
     def start(self, *, allow_empty: bool = False) -> None:
         """Start it, and wait until all listeners are open."""
         first = len(self._events)

@@ -180,9 +180,9 @@ def _site_of(settings: BrokerSettings, clock: Clock) -> ClusterSite | None:
     try:
         from siltstone.cluster.opening import make_site  # noqa: PLC0415 - see above
     except ModuleNotFoundError as exc:
-        if exc.name != "nats":
+        if exc.name not in {"nats", "cryptography"}:
             raise
-        raise UsageError("a cluster needs nats-py: install siltstone[cluster]") from exc
+        raise UsageError(f"a cluster needs {exc.name}: install siltstone[cluster]") from exc
     return make_site(**settings.cluster.model_dump(), data=settings.data, clock=clock)
 
 

@@ -22,6 +22,7 @@ from pathlib import PurePath
 from typing import Any, Final
 from urllib.request import urlopen
 
+from siltstone.cluster.certificates import SiteCertificates, TlsFiles
 from siltstone.cluster.settings import Address, ClusterSettings
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.api import FileSystem
@@ -38,6 +39,7 @@ _START_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.05
 _FILE_STORE: Final = "1TB"
+_TLS_SECONDS: Final = 5
 
 _TEMPLATE: Final = """\
 # Siltstone writes this file at each start.
@@ -60,6 +62,7 @@ jetstream {{
 authorization {{
   users: [ {{ user: {user}, password: {password} }} ]
 }}
+tls {{ {tls} }}
 """
 _CLUSTER: Final = """\
 cluster {{
@@ -67,6 +70,7 @@ cluster {{
   listen: {listen}
   no_advertise: true
   authorization {{ user: {user}, password: {password} }}
+  tls {{ {tls} }}
   routes: [ {routes} ]
 }}
 """
@@ -80,9 +84,13 @@ class Ports:
     monitor: str
 
 
-def configuration(settings: ClusterSettings, listen: Address) -> str:
-    """Return the settings file of the server."""
+def configuration(settings: ClusterSettings, listen: Address, tls_files: TlsFiles) -> str:
+    """Return the settings file of the server. Both sides of each connection have a certificate."""
     place = settings.directory
+    tls = (
+        f"cert_file: {_quoted(tls_files.certificate)}, key_file: {_quoted(tls_files.key)}, "
+        f"ca_file: {_quoted(tls_files.authority)}, verify: true, timeout: {_TLS_SECONDS}"
+    )
     text = _TEMPLATE.format(
         site=json.dumps(settings.site),
         pid_file=_quoted(place / "nats.pid"),
@@ -93,18 +101,23 @@ def configuration(settings: ClusterSettings, listen: Address) -> str:
         file_store=_FILE_STORE,
         user=json.dumps(USER),
         password=json.dumps(settings.password("client")),
+        tls=tls,
     )
     if len(settings.seeds) == 1:
         return text
     password = settings.password("route")
+    # With a route to itself, the server would expect one server more, and a majority of those.
     routes = ", ".join(
-        json.dumps(f"nats-route://{ROUTE_USER}:{password}@{seed}") for seed in settings.seeds
+        json.dumps(f"nats-route://{ROUTE_USER}:{password}@{seed}")
+        for seed in settings.seeds
+        if seed != listen
     )
     return text + _CLUSTER.format(
         name=json.dumps(settings.name),
         listen=json.dumps(str(listen)),
         user=json.dumps(ROUTE_USER),
         password=json.dumps(password),
+        tls=tls,
         routes=routes,
     )
 
@@ -129,9 +142,12 @@ def find_program(settings: ClusterSettings) -> str:
 class NatsProcess:
     """The server of this site. On the loop of the site."""
 
-    def __init__(self, fs: FileSystem, settings: ClusterSettings) -> None:
+    def __init__(
+        self, fs: FileSystem, settings: ClusterSettings, certificates: SiteCertificates
+    ) -> None:
         self._fs = fs
         self._settings = settings
+        self._certificates = certificates
         self._process: subprocess.Popen[bytes] | None = None
         self._pid = 0
         self.listen = settings.listen
@@ -157,6 +173,12 @@ class NatsProcess:
                 return ports
         raise SiltstoneError(f"nats-server does not start: see {self._settings.directory}/nats.log")
 
+    @property
+    def host(self) -> str:
+        """The host that the certificate of the server names."""
+        assert self.listen is not None, "the server was started"
+        return self.listen.host
+
     def is_alive(self) -> bool:
         """Return whether the process runs."""
         if self._process is not None:
@@ -173,6 +195,11 @@ class NatsProcess:
                 return
             await asyncio.sleep(_POLL_SECONDS)
         self._signal(signal.SIGKILL)
+
+    def reload(self) -> None:
+        """Let the server use the certificates that are there now. Connections go on."""
+        if self.is_alive():
+            self._signal(signal.SIGHUP)
 
     def _signal(self, number: int) -> None:
         # It may have ended at this moment.
@@ -199,7 +226,7 @@ class NatsProcess:
         replace_file(self._fs, self._settings.directory / "listen", str(listen).encode())
 
     async def _start_at(self, listen: Address) -> Ports | None:
-        text = configuration(self._settings, listen)
+        text = configuration(self._settings, listen, self._certificates.files)
         replace_file(self._fs, self._config_path, text.encode())
         self._process = subprocess.Popen(  # noqa: ASYNC220, S603 - it returns at once
             [find_program(self._settings), "-c", str(self._config_path)],
@@ -235,10 +262,12 @@ class NatsProcess:
         same = False
         if self._fs.exists(listen) and self._fs.exists(self._config_path):
             address = Address.parse(self._fs.read(listen).decode())
-            wanted = configuration(self._settings, self.listen or address)
+            self.listen = self.listen or address
+            wanted = configuration(self._settings, self.listen, self._certificates.files)
             same = self._fs.read(self._config_path) == wanted.encode()
         ports = self._ports(pid)
         if same and ports is not None and await self._check(ports):
+            self.reload()
             log(_LOG, logging.INFO, "nats_found", pid=pid)
             return ports
         await self.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from siltstone.clock import Clock
+from siltstone.cluster.certificates import TlsFiles
 from siltstone.cluster.secret import ensure_secret, read_secret
 from siltstone.cluster.settings import Address, ClusterSettings
 from siltstone.cluster.site import ClusterSite
@@ -20,6 +21,9 @@ def make_site(
     nats_server: str,
     away_after: float,
     copy_rate: int,
+    certificate: str,
+    key: str,
+    authority: str,
     data: str,
     clock: Clock,
 ) -> ClusterSite:
@@ -40,7 +44,18 @@ def make_site(
             away_after=away_after,
             copy_rate=copy_rate,
             directory=StorePaths(absolute_path(data)).cluster,
+            tls=_given(certificate, key, authority),
         ),
         fs,
         clock,
+    )
+
+
+def _given(certificate: str, key: str, authority: str) -> TlsFiles | None:
+    if not certificate:
+        return None
+    return TlsFiles(
+        certificate=absolute_path(certificate),
+        key=absolute_path(key),
+        authority=absolute_path(authority),
     )

@@ -6,6 +6,7 @@ import hmac
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from siltstone.cluster.certificates import TlsFiles
 from siltstone.errors import UsageError
 
 
@@ -51,6 +52,8 @@ class ClusterSettings:
     away_after: float = 60.0
     # Bytes per second that are copied from another site.
     copy_rate: int = 100 * 1024 * 1024
+    # Certificates that the user gives; without them the site issues its own.
+    tls: TlsFiles | None = None
 
     @property
     def replicas(self) -> int:

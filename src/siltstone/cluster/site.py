@@ -28,6 +28,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from siltstone.clock import Clock
+from siltstone.cluster.certificates import SiteCertificates
 from siltstone.cluster.copying import PeerFiles, answer_request
 from siltstone.cluster.nats_process import PAYLOAD_MAX, USER, NatsProcess
 from siltstone.cluster.registry import Registered, Registry, patiently
@@ -35,6 +36,7 @@ from siltstone.cluster.settings import ClusterSettings
 from siltstone.cluster.shared_log import ApiError, Connection, LogTail, stream_of
 from siltstone.errors import OutcomeUnknownError, SiltstoneError
 from siltstone.fs.api import FileSystem
+from siltstone.fs.publish import create_directories
 from siltstone.guard import contain
 from siltstone.logs import log
 from siltstone.store.shard.replicated.calls import decode_call, encode_answer
@@ -68,6 +70,7 @@ _AWAY_SECONDS: Final = 3.0
 _BEATS: Final = "silt.beat"
 _PING_SECONDS: Final = 3
 _RECONNECT_SECONDS: Final = 0.1
+_RENEW_SECONDS: Final = 5.0
 _TIDY_SECONDS: Final = 2.0
 # A part of a file, or the digest of a whole one.
 _COPY_SECONDS: Final = 30.0
@@ -134,8 +137,19 @@ class ClusterSite:
     def __init__(self, settings: ClusterSettings, fs: FileSystem, clock: Clock) -> None:
         self.site = settings.site
         self._settings = settings
+        self._fs = fs
         self._clock = clock
-        self._process = NatsProcess(fs, settings)
+        hosts = [seed.host for seed in settings.seeds]
+        self._certificates = SiteCertificates(
+            fs,
+            settings.directory,
+            cluster=settings.name,
+            site=settings.site,
+            secret=settings.secret,
+            hosts=hosts,
+            given=settings.tls,
+        )
+        self._process = NatsProcess(fs, settings, self._certificates)
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._run, name="siltstone-cluster", daemon=True)
         self._started = Event()
@@ -257,6 +271,8 @@ class ClusterSite:
 
     async def _begin(self) -> None:
         try:
+            create_directories(self._fs, self._settings.directory)
+            self._certificates.prepare(self._clock.now_us())
             ports = await self._process.start()
             await self._connect(ports.client)
         except SiltstoneError as exc:
@@ -273,6 +289,7 @@ class ClusterSite:
             self._open_registry(),
             self._beat(),
             self._watch(),
+            self._renew(),
             self._mark(),
             self._tidy(),
         ):
@@ -284,6 +301,8 @@ class ClusterSite:
             url,
             user=USER,
             password=self._settings.password("client"),
+            tls=self._certificates.context,
+            tls_hostname=self._process.host,
             name=f"siltstone {self.site}",
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RECONNECT_SECONDS,  # type: ignore[arg-type] # it sleeps so long
@@ -683,6 +702,18 @@ class ClusterSite:
             if not self._process.is_alive():
                 log(_LOG, logging.ERROR, "nats_ended")
                 await patiently(self._restart, say=self._say)
+
+    async def _renew(self) -> None:
+        """Replace the certificates that end soon, and use what the user has replaced."""
+        while True:
+            await asyncio.sleep(_RENEW_SECONDS)
+            try:
+                if self._certificates.renew(self._clock.now_us()):
+                    self._process.reload()
+                    log(_LOG, logging.INFO, "cluster_certificates_replaced", site=self.site)
+            except SiltstoneError as exc:
+                # Connections go on with the old ones.
+                log(_LOG, logging.ERROR, "cluster_certificates_failed", error=str(exc))
 
     async def _restart(self) -> None:
         """Start NATS again. The client connects to its new port by itself, and subscribes again."""

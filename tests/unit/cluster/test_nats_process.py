@@ -4,6 +4,7 @@ from pathlib import PurePath
 
 import pytest
 
+from siltstone.cluster.certificates import TlsFiles
 from siltstone.cluster.nats_process import check_syncs, configuration
 from siltstone.cluster.settings import Address, ClusterSettings
 from siltstone.errors import SiltstoneError, UsageError
@@ -17,23 +18,41 @@ SETTINGS = ClusterSettings(
     secret=b"the secret of this cluster",
     directory=PurePath("/data/cluster"),
 )
+FILES = TlsFiles(
+    certificate=PurePath("/data/cluster/site.pem"),
+    key=PurePath("/data/cluster/site.pem"),
+    authority=PurePath("/data/cluster/authority.pem"),
+)
 
 
 def test_the_server_syncs_before_it_acknowledges() -> None:
-    assert "sync_interval: always" in configuration(SETTINGS, SEEDS[0])
+    assert "sync_interval: always" in configuration(SETTINGS, SEEDS[0], FILES)
 
 
 def test_clients_connect_on_this_machine_only_and_with_a_password() -> None:
-    text = configuration(SETTINGS, SEEDS[0])
+    text = configuration(SETTINGS, SEEDS[0], FILES)
     assert 'listen: "127.0.0.1:-1"' in text
     assert SETTINGS.password("client") in text
     assert "the secret of this cluster" not in text
 
 
 def test_every_route_has_the_password_of_routes() -> None:
-    text = configuration(SETTINGS, SEEDS[0])
-    for seed in SEEDS:
+    text = configuration(SETTINGS, SEEDS[0], FILES)
+    for seed in SEEDS[1:]:
         assert f"nats-route://route:{SETTINGS.password('route')}@{seed}" in text
+
+
+def test_a_server_has_no_route_to_itself() -> None:
+    assert f"@{SEEDS[0]}" not in configuration(SETTINGS, SEEDS[0], FILES)
+
+
+def test_clients_and_routes_need_a_certificate() -> None:
+    text = configuration(SETTINGS, SEEDS[0], FILES)
+    wanted = (
+        'tls { cert_file: "/data/cluster/site.pem", key_file: "/data/cluster/site.pem", '
+        'ca_file: "/data/cluster/authority.pem", verify: true, timeout: 5 }'
+    )
+    assert text.count(wanted) == 2
 
 
 def test_a_single_site_has_no_routes() -> None:
@@ -45,7 +64,7 @@ def test_a_single_site_has_no_routes() -> None:
         secret=b"the secret of this cluster",
         directory=PurePath("/data/cluster"),
     )
-    assert "routes" not in configuration(alone, SEEDS[0])
+    assert "routes" not in configuration(alone, SEEDS[0], FILES)
     assert alone.replicas == 1
 
 

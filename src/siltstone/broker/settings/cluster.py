@@ -43,6 +43,18 @@ class ClusterSettings(Settings):
         default="", description="Path of nats-server. Empty: the one of siltstone[cluster]."
     )
 
+    certificate: str = Field(
+        default="",
+        description="Certificate of this site, for the connections between the NATS servers and to "
+        "them, with the hosts of `seeds` that are this site. Empty: the site issues one, from an "
+        "authority that all sites derive from the secret.",
+    )
+    key: str = Field(default="", description="Private key of `certificate`, without a password.")
+    authority: str = Field(
+        default="",
+        description="Certificates of the authorities that issued the certificates of all sites.",
+    )
+
     away_after: Seconds = Field(
         default=60.0,
         ge=1,
@@ -73,6 +85,9 @@ class ClusterSettings(Settings):
         for place in self.seeds.split(","):
             if not _PLACE.fullmatch(place.strip()):
                 raise wrong(f"must be HOST:PORT,HOST:PORT,…: {place.strip()!r}", "seeds")
+        files = (self.certificate, self.key, self.authority)
+        if any(files) and not all(files):
+            raise wrong("certificate, key and authority belong together", "certificate")
         if self.listen and self.listen not in [each.strip() for each in self.seeds.split(",")]:
             raise wrong("must be one of the seeds", "listen")
         return self
