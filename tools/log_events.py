@@ -162,6 +162,11 @@ MEANINGS: Final = {
     "site does not replicate its own.",
     "copy_failed": "A shard could not be copied from another site; this site tries again.",
     "offer_failed": "The files of a shard could not be listed for a site that wants to copy them.",
+    "placement_planned": "A shard is to have other replicas: `replicas`.",
+    "placement_reached": "The transition of a shard to other replicas has ended.",
+    "shard_handed_over": "The leader of a shard asks another site to lead it.",
+    "site_changed": "An operator has changed the role of a site.",
+    "site_left": "A site that leaves has no replica any more: it is an observer now.",
     "replica_joined": "A site has what the in-sync sites of a shard have, and is one of them now.",
     "replica_left": "A site was away for `cluster.away_after`, or 512 MiB behind: the log is "
     "trimmed without it.",

@@ -30,7 +30,6 @@ from siltstone.store.writer.replication.codec import DamagedRecordError, decode,
 from siltstone.store.writer.replication.follower import Follower, Status, Step
 from siltstone.store.writer.replication.health import Lease
 from siltstone.store.writer.replication.leader import Admission, Frozen, Leader, Waiting, Waits
-from siltstone.store.writer.replication.membership import Placement
 from siltstone.store.writer.replication.messages import (
     Call,
     Change,
@@ -52,6 +51,7 @@ from siltstone.store.writer.replication.rule import (
 )
 from siltstone.store.writer.replication.sender import Sender
 from siltstone.store.writer.replication.shard import ReplicatedShard
+from siltstone.store.writer.replication.sites.membership import Placement
 from tests.simulation.disk import Found, Row
 from tests.simulation.site import Site
 from tests.simulation.world import Kit, Plan, Violation, World

@@ -30,9 +30,9 @@ from siltstone.store.writer.replication.health import (
     clock_is_wrong,
 )
 from siltstone.store.writer.replication.leader import Admission
-from siltstone.store.writer.replication.membership import Hold, leave
 from siltstone.store.writer.replication.messages import MessageKind
 from siltstone.store.writer.replication.shard import READING, ReplicatedShard
+from siltstone.store.writer.replication.sites.membership import Hold, leave
 from tests.simulation.disk import Disk, Found, Row, rows_of, scan
 from tests.simulation.requests import Request
 

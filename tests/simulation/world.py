@@ -35,15 +35,15 @@ from siltstone.store.writer.replication.actions import (
 )
 from siltstone.store.writer.replication.codec import decode, encode
 from siltstone.store.writer.replication.follower import Follower, Progress, Status
-from siltstone.store.writer.replication.membership import (
+from siltstone.store.writer.replication.messages import Genesis, Identity, Record
+from siltstone.store.writer.replication.sender import Sender
+from siltstone.store.writer.replication.shard import ReplicatedShard
+from siltstone.store.writer.replication.sites.membership import (
     Hold,
     Placement,
     next_placement,
     trim,
 )
-from siltstone.store.writer.replication.messages import Genesis, Identity, Record
-from siltstone.store.writer.replication.sender import Sender
-from siltstone.store.writer.replication.shard import ReplicatedShard
 from tests.simulation.disk import Disk, Row
 from tests.simulation.publisher import Publisher
 from tests.simulation.requests import Request

@@ -36,7 +36,10 @@ def until(holds: Callable[[], bool], what: str, seconds: float = PATIENCE) -> No
 
 
 class Sites:
-    """Three sites on this machine, each in a namespace of its own if there is a network."""
+    """Three sites on this machine, each in a namespace of its own if there is a network.
+
+    Further ones may join them.
+    """
 
     def __init__(
         self,
@@ -51,25 +54,26 @@ class Sites:
         secret.chmod(0o600)
         hosts = dict.fromkeys(NAMES, "127.0.0.1") if network is None else network.address
         addresses = {name: f"{hosts[name]}:{free_port()}" for name in NAMES}
-        prefixes = {name: () if network is None else network.command(name) for name in NAMES}
-        self.brokers = {
-            name: BrokerProcess(
-                directory / name,
-                settings={
-                    "cluster.name": "plant",
-                    "cluster.site": name,
-                    "cluster.seeds": ",".join(addresses.values()),
-                    "cluster.listen": addresses[name],
-                    "cluster.secret_file": str(secret),
-                    **settings,
-                },
-                command=(*prefixes[name], *COMMAND),
-            )
-            for name in NAMES
+        self._settings = {
+            "cluster.name": "plant",
+            "cluster.seeds": ",".join(addresses.values()),
+            "cluster.secret_file": str(secret),
+            **settings,
         }
+        self.brokers: dict[str, BrokerProcess] = {}
+        for name in NAMES:
+            self.add(name, addresses[name])
         # What was acknowledged, in the order of each client.
         self.acknowledged: list[bytes] = []
         self._lock = threading.Lock()
+
+    def add(self, name: str, listen: str = "") -> None:
+        """Add a site; it is not one of the seeds unless it listens at one."""
+        own = {"cluster.site": name, "cluster.listen": listen or f"127.0.0.1:{free_port()}"}
+        prefix = () if self.network is None else self.network.command(name)
+        self.brokers[name] = BrokerProcess(
+            self.directory / name, settings=self._settings | own, command=(*prefix, *COMMAND)
+        )
 
     def start(self, *names: str) -> None:
         """Start sites at the same time; wait until they listen."""
@@ -154,12 +158,12 @@ class Sites:
         for broker in self.brokers.values():
             if broker.is_running:
                 broker.kill()
-        for name in NAMES:
+        for name in self.brokers:
             self.kill_nats(name)
 
     def logs(self) -> str:
         """Return the end of the logs, for a failed test."""
-        ends = {name: self.brokers[name].events()[-8:] for name in NAMES}
+        ends = {name: broker.events()[-8:] for name, broker in self.brokers.items()}
         return json.dumps(ends, indent=1, default=str)
 
 

@@ -29,10 +29,11 @@ from siltstone.broker.broker import Act, Broker
 from siltstone.broker.control.clock_watch import ClockWatch
 from siltstone.broker.control.disk_watch import DiskWatch, retained_free_bytes
 from siltstone.broker.control.recovered import tell_recovered
-from siltstone.broker.control.socket import ControlServer, Deed
+from siltstone.broker.control.socket import ControlServer
 from siltstone.broker.control.storage_drift import tell_drift
 from siltstone.broker.control.sys_topics import SysTopics
 from siltstone.broker.listen.admission import STRANGERS_MAX, Admission, clients_within
+from siltstone.broker.listen.cluster_management import cluster_deeds
 from siltstone.broker.listen.descriptors import Shares, share_descriptors, tell_shares
 from siltstone.broker.listen.sockets import Listener, open_listener
 from siltstone.broker.listen.tls import server_context
@@ -143,6 +144,8 @@ def run_server(
             if cluster is not None:
                 cluster.start()
                 cluster.serve(store.ensure)
+                # Before the store is closed: otherwise the shards are silent for a while.
+                closing.callback(cluster.resign)
             server = Server(
                 settings,
                 store,
@@ -317,7 +320,7 @@ class Server:
                 act()
         try:
             self._control = await open_control(
-                self._fs, self._store, broker, snapshots, watch, self._cluster_deeds()
+                self._fs, self._store, broker, snapshots, watch, cluster_deeds(self._cluster)
             )
             # The clock alarm must be set at once, not after the first second.
             await watch.look()
@@ -363,17 +366,6 @@ class Server:
                 link.close()
             shell.close()
             log(_LOG, logging.INFO, "stopped")
-
-    def _cluster_deeds(self) -> dict[str, Deed]:
-        """Return the functions for the verbs of a cluster."""
-        cluster = self._cluster
-
-        async def status(_request: object) -> object:
-            if cluster is None:
-                raise UsageError("this broker does not belong to a cluster: see serve --cluster")
-            return await asyncio.to_thread(cluster.status)
-
-        return {"cluster-status": status}
 
     async def _run_beside(self, group: asyncio.TaskGroup, jobs: Sequence[Job]) -> None:
         """Run jobs until the broker is to stop; they end while it does."""

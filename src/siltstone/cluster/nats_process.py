@@ -4,7 +4,8 @@ The process is in a session of its own. It survives a crash of Siltstone, becaus
 need it for a majority; the next start finds it by its process id and goes on with it.
 
 Invariant: the server syncs each message before it acknowledges it (`sync_interval: always`). A
-start fails if the server says otherwise.
+start fails if the server says otherwise. A site outside the seeds runs a server without JetStream,
+which passes everything on to those of the seeds.
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ log_file: {log_file}
 logfile_size_limit: 16MB
 logfile_max_num: 2
 max_payload: {payload_max}
+authorization {{
+  users: [ {{ user: {user}, password: {password} }} ]
+}}
+tls {{ {tls} }}
+"""
+_JETSTREAM: Final = """\
 jetstream {{
   store_dir: {store_dir}
   # Before a message is acknowledged, it is on disk: otherwise a power cut loses it.
@@ -59,10 +66,6 @@ jetstream {{
   max_memory_store: 256MB
   max_file_store: {file_store}
 }}
-authorization {{
-  users: [ {{ user: {user}, password: {password} }} ]
-}}
-tls {{ {tls} }}
 """
 _CLUSTER: Final = """\
 cluster {{
@@ -97,13 +100,13 @@ def configuration(settings: ClusterSettings, listen: Address, tls_files: TlsFile
         ports_dir=_quoted(place),
         log_file=_quoted(place / "nats.log"),
         payload_max=PAYLOAD_MAX,
-        store_dir=_quoted(place / "jetstream"),
-        file_store=_FILE_STORE,
         user=json.dumps(USER),
         password=json.dumps(settings.password("client")),
         tls=tls,
     )
-    if len(settings.seeds) == 1:
+    if settings.keeps_logs:
+        text += _JETSTREAM.format(store_dir=_quoted(place / "jetstream"), file_store=_FILE_STORE)
+    if len(settings.seeds) == 1 and settings.keeps_logs:
         return text
     password = settings.password("route")
     # With a route to itself, the server would expect one server more, and a majority of those.
@@ -291,7 +294,8 @@ class NatsProcess:
             values = await asyncio.to_thread(read_monitor, ports.monitor, "varz")
         except (OSError, ValueError):
             return False
-        check_syncs(values)
+        if self._settings.keeps_logs:
+            check_syncs(values)
         return True
 
 

@@ -24,6 +24,7 @@ def make_site(
     certificate: str,
     key: str,
     authority: str,
+    zone: str,
     data: str,
     clock: Clock,
 ) -> ClusterSite:
@@ -43,6 +44,7 @@ def make_site(
             program=nats_server,
             away_after=away_after,
             copy_rate=copy_rate,
+            zone=zone,
             directory=StorePaths(absolute_path(data)).cluster,
             tls=_given(certificate, key, authority),
         ),

@@ -3,6 +3,7 @@
     place.<shard>   the sites of a shard, and the sequence below which its log is trimmed
     db.<database>   how a replicated database was created: salt, time, settings, and a nonce for the
                     log of each shard; `state` is founding until all streams exist, then ready
+    site.<site>     the role of a site, and its zone
 
 Streams are created only while a database is being founded. A stream that is missing later is lost,
 and is never replaced by an empty one.
@@ -34,8 +35,9 @@ from siltstone.store.shard.replicated.log import EPOCH
 from siltstone.store.shard.replicated.port import Founding
 from siltstone.store.slab.manifest import Manifest
 from siltstone.store.slab.settings import DatabaseSettings
-from siltstone.store.writer.replication.membership import Placement
 from siltstone.store.writer.replication.messages import DIGEST_BYTES, Identity
+from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.sites.planning import Site, SiteRole
 
 BUCKET: Final = "siltstone"
 _HISTORY: Final = 1
@@ -184,6 +186,40 @@ class Registry:
             return False
         return True
 
+    async def sites(self) -> dict[str, Site]:
+        """Return all sites by name. Raises: NatsError."""
+        try:
+            keys = await self.bucket.keys()
+        except NoKeysError:
+            return {}
+        names = sorted(key.removeprefix("site.") for key in keys if key.startswith("site."))
+        found = {name: await self._site(name) for name in names}
+        return {name: site for name, (site, _) in found.items() if site is not None}
+
+    async def change_site(self, name: str, change: Callable[[Site | None], Site | None]) -> bool:
+        """Change the entry of a site until no other site was faster; return whether it was changed.
+
+        `change` returns the new entry, None to leave the old one. Raises: NatsError.
+        """
+        while True:
+            before, revision = await self._site(name)
+            after = change(before)
+            if after is None or after == before:
+                return False
+            try:
+                await self.bucket.update(f"site.{name}", encode_site(after), revision)
+            except KeyWrongLastSequenceError:
+                continue
+            return True
+
+    async def _site(self, name: str) -> tuple[Site | None, int]:
+        try:
+            entry = await self.bucket.get(f"site.{name}")
+        except KeyNotFoundError:
+            return None, 0
+        assert entry.value is not None
+        return decode_site(entry.value), entry.revision or 0
+
     async def _found_streams(self, known: Registered) -> None:
         for shard, nonce in enumerate(known.nonces):
             identity = Identity(database=known.identity, shard=shard, epoch=EPOCH)
@@ -209,6 +245,8 @@ def encode_placement(placement: Placement) -> bytes:
         "replicas": sorted(placement.replicas),
         "insync": sorted(placement.insync),
         "trim": placement.trim,
+        "wanted": sorted(placement.wanted),
+        "preferred": placement.preferred,
     }
     return json.dumps(values).encode()
 
@@ -220,7 +258,20 @@ def decode_placement(data: bytes) -> Placement:
         replicas=frozenset(values["replicas"]),
         insync=frozenset(values["insync"]),
         trim=values["trim"],
+        wanted=frozenset(values.get("wanted", ())),
+        preferred=values.get("preferred", ""),
     )
+
+
+def encode_site(site: Site) -> bytes:
+    """Return the bytes of an entry of the registry."""
+    return json.dumps({"role": site.role.value, "zone": site.zone}).encode()
+
+
+def decode_site(data: bytes) -> Site:
+    """Return the site that an entry describes."""
+    values = json.loads(data)
+    return Site(role=SiteRole(values["role"]), zone=values["zone"])
 
 
 async def patiently(

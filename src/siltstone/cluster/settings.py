@@ -35,9 +35,11 @@ class Address:
 class ClusterSettings:
     """One site of a cluster.
 
-    `seeds` has the addresses of all NATS servers of the cluster, and `listen` the one of this site;
-    if it is not set, the site takes the first free seed of this machine and keeps it. `nats` is the
-    URL of a NATS cluster of the user's own. `program` is the nats-server to run, "" to find it.
+    `seeds` has the addresses of the NATS servers that keep the shared logs, and `listen` the one of
+    this site; if it is not set, the site takes the first free seed of this machine and keeps it. A
+    site that listens elsewhere keeps no shared log. Sites of one `zone` may fail together. `nats`
+    is the URL of a NATS cluster of the user's own. `program` is the nats-server to run, "" to find
+    it.
     """
 
     name: str
@@ -54,6 +56,12 @@ class ClusterSettings:
     copy_rate: int = 100 * 1024 * 1024
     # Certificates that the user gives; without them the site issues its own.
     tls: TlsFiles | None = None
+    zone: str = ""
+
+    @property
+    def keeps_logs(self) -> bool:
+        """Whether the NATS server of this site keeps shared logs."""
+        return bool(self.nats) or self.listen is None or self.listen in self.seeds
 
     @property
     def replicas(self) -> int:

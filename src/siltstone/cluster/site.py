@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from threading import Event, Thread
 from typing import Any, Final
@@ -34,7 +33,19 @@ from siltstone.cluster.nats_process import PAYLOAD_MAX, USER, NatsProcess
 from siltstone.cluster.registry import Registered, Registry, patiently
 from siltstone.cluster.settings import ClusterSettings
 from siltstone.cluster.shared_log import ApiError, Connection, LogTail, stream_of
-from siltstone.errors import OutcomeUnknownError, SiltstoneError
+from siltstone.cluster.sites.membership import (
+    check_role,
+    entered,
+    has_left,
+    is_entered,
+    moved,
+    preferring,
+    with_role,
+)
+from siltstone.cluster.sites.placing import Placing
+from siltstone.cluster.sites.seen import AWAY_SECONDS, Copying, Peer, SiteShard, key_of
+from siltstone.cluster.sites.state import state_of
+from siltstone.errors import OutcomeUnknownError, RetryError, SiltstoneError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import create_directories
 from siltstone.guard import contain
@@ -45,16 +56,9 @@ from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.shard.replicated.port import Founding
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.replication.follower import Progress, Status
-from siltstone.store.writer.replication.health import ClaimTimer, OutboxTimer
-from siltstone.store.writer.replication.membership import (
-    HOLD_US,
-    Hold,
-    Placement,
-    is_behind,
-    leave,
-    next_placement,
-    trim,
-)
+from siltstone.store.writer.replication.health import ClaimTimer
+from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.sites.planning import SiteRole
 from siltstone.store.writer.ticket import Ticket
 
 _LOG: Final = logging.getLogger("siltstone.cluster")
@@ -65,62 +69,22 @@ _WATCH_SECONDS: Final = 0.5
 _CALL_SECONDS: Final = 3.0
 _SAY_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 15.0
-# A site that was not heard for this long is shown as away.
-_AWAY_SECONDS: Final = 3.0
 _BEATS: Final = "silt.beat"
 _PING_SECONDS: Final = 3
 _RECONNECT_SECONDS: Final = 0.1
 _RENEW_SECONDS: Final = 5.0
 _TIDY_SECONDS: Final = 2.0
+# The same while shards or sites are moving.
+_BUSY_SECONDS: Final = 0.3
 # A part of a file, or the digest of a whole one.
 _COPY_SECONDS: Final = 30.0
 _COPY_AGAIN_SECONDS: Final = 1.0
 _TIDY_LIMIT: Final = 10.0
-# A log is trimmed when it has this many messages that all in-sync sites have synced.
-_TRIM_MESSAGES: Final = 200
-
-
-@dataclass(slots=True)
-class _Shard:
-    """A replicated shard of this site, with its tail and its timers."""
-
-    log: ReplicatedLog
-    claims: ClaimTimer
-    outbox: OutboxTimer = field(default_factory=OutboxTimer)
-    tail: LogTail | None = None
-    task: asyncio.Task[None] | None = None
-    # As it was last read.
-    placement: Placement | None = None
-    leading_since: float = 0.0
-
-
-@dataclass(slots=True)
-class _Peer:
-    """What was last heard of another site."""
-
-    heard_at: float
-    shards: dict[str, dict[str, Any]]
-
-
-@dataclass(slots=True)
-class Copying:
-    """A copy of a shard that is under way."""
-
-    first: int
-    peer: str = ""
-    hold: int = 0
-    size_bytes: int = 0
-    source: PeerFiles | None = None
-    stop: Event = field(default_factory=Event)
-
-    def begin(self, size_bytes: int, source: PeerFiles) -> None:
-        """Take what is copied."""
-        self.size_bytes, self.source = size_bytes, source
-
-    @property
-    def fetched_bytes(self) -> int:
-        """How much was fetched."""
-        return 0 if self.source is None else self.source.fetched_bytes
+# A placement that changes all the time is not changed by hand.
+_ATTEMPTS: Final = 20
+_HAND_OVER_SECONDS: Final = 0.25
+# How long a site that ends waits for others to lead its shards.
+_RESIGN_SECONDS: Final = 2.0
 
 
 def _now_us() -> int:
@@ -139,7 +103,8 @@ class ClusterSite:
         self._settings = settings
         self._fs = fs
         self._clock = clock
-        hosts = [seed.host for seed in settings.seeds]
+        own = [] if settings.listen is None else [settings.listen]
+        hosts = [address.host for address in (*settings.seeds, *own)]
         self._certificates = SiteCertificates(
             fs,
             settings.directory,
@@ -157,8 +122,8 @@ class ClusterSite:
         self._connection = Connection()
         self._ready = asyncio.Event()
         self._registry: Registry | None = None
-        self._shards: dict[str, _Shard] = {}
-        self._peers: dict[str, _Peer] = {}
+        self._shards: dict[str, SiteShard] = {}
+        self._peers: dict[str, Peer] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._said_at = -_SAY_SECONDS
         self._problem = "it is starting"
@@ -166,6 +131,7 @@ class ClusterSite:
         self._opened: set[str] = set()
         self._copies: dict[str, Copying] = {}
         self._copy_turn = asyncio.Lock()
+        self._placing = Placing(settings, self._shards, self._peers, self._loop)
 
     # From any thread.
 
@@ -227,7 +193,25 @@ class ClusterSite:
         if len(call) > PAYLOAD_MAX - 1024:
             then(None)
             return
-        self._soon(lambda: self._spawn(self._send(_key(shard), site, call, then)))
+        self._soon(lambda: self._spawn(self._send(key_of(shard), site, call, then)))
+
+    def resign(self) -> None:
+        """Let other sites lead, as far as they can; this one is about to end."""
+        with suppress(RuntimeError, TimeoutError):
+            work = asyncio.run_coroutine_threadsafe(self._resign(), self._loop)
+            work.result(_STOP_SECONDS)
+
+    def change_role(self, site: str, role: SiteRole) -> None:
+        """Change what a site is for. Raises: UsageError, OutcomeUnknownError."""
+        self._call(self._change_role(site or self.site, role))
+
+    def move_shard(self, shard: str, old: str, new: str) -> None:
+        """Replace a replica by another. Raises: UsageError, RetryError, OutcomeUnknownError."""
+        self._call(self._move_shard(shard, old, new))
+
+    def prefer_leader(self, shard: str, site: str) -> None:
+        """Let a site lead a shard; "" for any. Raises: UsageError, RetryError."""
+        self._call(self._change_placement(shard, partial(preferring, site=site)))
 
     def status(self) -> dict[str, Any]:
         """Return the state of the cluster as this site sees it."""
@@ -292,6 +276,7 @@ class ClusterSite:
             self._renew(),
             self._mark(),
             self._tidy(),
+            self._hand_over(),
         ):
             self._spawn(work)
 
@@ -315,6 +300,7 @@ class ClusterSite:
         await client.subscribe(_BEATS, cb=self._hear)
         await client.subscribe(f"silt.call.{self.site}", cb=self._take_call)
         await client.subscribe(f"silt.copy.{self.site}", cb=self._take_copy)
+        await client.subscribe(f"silt.lead.{self.site}", cb=self._take_lead)
         # Only now: all tasks use it from here on.
         self._connection.client = client
 
@@ -350,22 +336,22 @@ class ClusterSite:
     def _attach(self, log_: ReplicatedLog) -> None:
         sites = len(self._settings.seeds)
         rank = (hash_of(self.site) + log_.shard) % max(1, sites)
-        shard = _Shard(log_, ClaimTimer(rank, _now_us()))
-        self._shards[_key(log_)] = shard
+        shard = SiteShard(log_, ClaimTimer(rank, _now_us()), rank)
+        self._shards[key_of(log_)] = shard
         shard.task = self._start(self._tail(shard))
 
     def _detach(self, log_: ReplicatedLog) -> None:
-        shard = self._shards.get(_key(log_))
+        shard = self._shards.get(key_of(log_))
         if shard is None or shard.log is not log_:
             return
-        del self._shards[_key(log_)]
+        del self._shards[key_of(log_)]
         if shard.task is not None:
             shard.task.cancel()
-        if (copying := self._copies.get(_key(log_))) is not None:
+        if (copying := self._copies.get(key_of(log_))) is not None:
             # Nothing may write to the directory after the store was closed.
             copying.stop.set()
 
-    async def _tail(self, shard: _Shard) -> None:
+    async def _tail(self, shard: SiteShard) -> None:
         await self._ready.wait()
         registry = self._registry
         assert registry is not None
@@ -383,13 +369,13 @@ class ClusterSite:
         await shard.tail.run()
 
     def _publish(self, log_: ReplicatedLog, data: bytes) -> None:
-        shard = self._shards.get(_key(log_))
+        shard = self._shards.get(key_of(log_))
         if shard is not None and shard.tail is not None:
             self._spawn(shard.tail.publish(data))
 
     def _fetch(self, log_: ReplicatedLog, sequence: int, reason: str) -> None:
-        shard = self._shards.get(_key(log_))
-        log(_LOG, logging.WARNING, "log_gap", shard=_key(log_), sequence=sequence, reason=reason)
+        shard = self._shards.get(key_of(log_))
+        log(_LOG, logging.WARNING, "log_gap", shard=key_of(log_), sequence=sequence, reason=reason)
         if shard is not None and shard.tail is not None:
             shard.tail.read_from(sequence)
 
@@ -431,14 +417,14 @@ class ClusterSite:
 
     def _copy(self, log_: ReplicatedLog, first: int) -> None:
         """Begin to copy a shard, unless it is being copied."""
-        key = _key(log_)
+        key = key_of(log_)
         shard = self._shards.get(key)
         if shard is not None and shard.log is log_ and key not in self._copies:
             self._copies[key] = Copying(first)
             self._spawn(self._copy_from_peers(shard, self._copies[key]))
 
-    async def _copy_from_peers(self, shard: _Shard, copying: Copying) -> None:
-        key = _key(shard.log)
+    async def _copy_from_peers(self, shard: SiteShard, copying: Copying) -> None:
+        key = key_of(shard.log)
         facts = {"database": shard.log.database, "shard": shard.log.shard}
         log(_LOG, logging.WARNING, "shard_behind_trim", first=copying.first, **facts)
         try:
@@ -472,7 +458,7 @@ class ClusterSite:
             name: int(peer.shards[key]["sequence"])
             for name, peer in self._peers.items()
             if key in peer.shards
-            and now - peer.heard_at < _AWAY_SECONDS
+            and now - peer.heard_at < AWAY_SECONDS
             and peer.shards[key]["status"] == Status.CURRENT.value
         }
         able = {name: sequence for name, sequence in known.items() if sequence + 1 >= first}
@@ -486,7 +472,7 @@ class ClusterSite:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
         source = PeerFiles(
-            _key(shard), request, bytes_per_second=self._settings.copy_rate, stop=copying.stop
+            key_of(shard), request, bytes_per_second=self._settings.copy_rate, stop=copying.stop
         )
         offer = source.offer()
         copying.hold = offer.marked.position.sequence + 1
@@ -516,22 +502,34 @@ class ClusterSite:
         """Tell the other sites how far this one is, and claim the shards without a leader."""
         while True:
             now_us = _now_us()
+            facts = self._placing.facts()
+            for shard in self._shards.values():
+                shard.claims.rank = self._placing.rank(shard, facts)
             shards = {key: self._look_at(shard, now_us) for key, shard in self._shards.items()}
-            values = {"site": self.site, "shards": shards}
+            values = {
+                "site": self.site,
+                "shards": shards,
+                "stopping": self._placing.is_stopping,
+            }
             with suppress(NatsError, OSError, asyncio.TimeoutError):
                 if self._client.is_connected:
                     beat = self._client.publish(_BEATS, json.dumps(values).encode())
                     await asyncio.wait_for(beat, 1.0)
             await asyncio.sleep(_BEAT_SECONDS)
 
-    def _look_at(self, shard: _Shard, now_us: int) -> dict[str, Any]:
+    def _look_at(self, shard: SiteShard, now_us: int) -> dict[str, Any]:
         """Return the state of a shard; claim it if no leader is heard."""
-        view, copying = shard.log.view, self._copies.get(_key(shard.log))
+        view, copying = shard.log.view, self._copies.get(key_of(shard.log))
         shard.outbox.watch(view.waiting, now_us)
         leads = view.leads and not shard.outbox.is_stalled(now_us)
         if leads:
             shard.claims.heard(now_us)
-        elif view.status is Status.CURRENT and not view.leads and shard.claims.is_due(now_us):
+        elif (
+            view.status is Status.CURRENT
+            and not view.leads
+            and not self._placing.is_stopping
+            and shard.claims.is_due(now_us)
+        ):
             shard.claims.claimed(now_us)
             shard.log.claim()
         if shard.log.waits:
@@ -562,7 +560,7 @@ class ClusterSite:
         if site == self.site:
             return
         now_us = _now_us()
-        self._peers[site] = _Peer(self._loop.time(), shards)
+        self._peers[site] = Peer(self._loop.time(), shards, bool(values.get("stopping")))
         for key, theirs in shards.items():
             shard = self._shards.get(key)
             if shard is None:
@@ -590,98 +588,110 @@ class ClusterSite:
         """Keep the placements, and open the databases that other sites created."""
         await self._ready.wait()
         while True:
-            await asyncio.sleep(_TIDY_SECONDS)
+            await asyncio.sleep(_BUSY_SECONDS if self._placing.is_busy else _TIDY_SECONDS)
+            assert self._registry is not None
             try:
+                await asyncio.wait_for(self._read_sites(self._registry), _TIDY_LIMIT)
                 for key, shard in list(self._shards.items()):
-                    await asyncio.wait_for(self._place(key, shard), _TIDY_LIMIT)
+                    placing = self._placing.place(self._registry, key, shard)
+                    await asyncio.wait_for(placing, _TIDY_LIMIT)
                 await self._open_databases()
                 self._problem = ""
             except (TimeoutError, NatsError, ApiError, OSError) as exc:
                 self._say(exc)
 
-    async def _place(self, key: str, shard: _Shard) -> None:
-        """Take the next step of a shard's placement: join it, let an absent site leave, or trim."""
-        view, tail, registry = shard.log.view, shard.tail, self._registry
-        if tail is None or registry is None:
-            return
-        name = stream_of(shard.log.identity)
-        before, revision = await registry.placement(name)
-        shard.placement = before
-        synced = self._synced(key) | {self.site: view.synced}
-        now = self._loop.time()
-        shard.leading_since = (shard.leading_since or now) if view.leads else 0.0
-        if before is None:
-            sites = frozenset({self.site})
-            after = Placement(replicas=sites, insync=sites) if view.leads else None
-        elif self.site not in before.insync:
-            after = next_placement(
-                before, self.site, view.status, synced=view.synced, members=synced
+    async def _read_sites(self, registry: Registry) -> None:
+        """Read what the sites have agreed on about each other; enter this site if it is new."""
+        sites = await registry.sites()
+        if not is_entered(sites.get(self.site), self._settings):
+            await registry.change_site(self.site, partial(entered, settings=self._settings))
+            sites = await registry.sites()
+        left = [
+            name
+            for name, site in sites.items()
+            if site.role is SiteRole.LEAVING
+            and all(
+                shard.placement is not None and name not in shard.placement.replicas
+                for shard in self._shards.values()
             )
-        elif view.leads:
-            after = self._without_absent(key, shard, before) or self._trimmed(key, shard, before)
-        else:
-            after = None
-        if after is not None and await registry.place(name, after, revision):
-            self._tell_of(shard, before, after)
-            shard.placement = after
-        if view.leads and shard.placement is not None and tail.first < shard.placement.trim:
-            # Either planned now, or by a leader that could not carry it out.
-            await tail.trim(shard.placement.trim)
-            tail.first = shard.placement.trim
-
-    def _synced(self, key: str) -> dict[str, int]:
-        """Return what the other sites have synced, as far as it was heard.
-
-        A position only grows, so one that was heard long ago is not too high.
-        """
-        return {
-            name: int(peer.shards[key]["synced"])
-            for name, peer in self._peers.items()
-            if key in peer.shards
-        }
-
-    def _without_absent(self, key: str, shard: _Shard, before: Placement) -> Placement | None:
-        """Return the placement without an in-sync site that is away, or far behind."""
-        assert shard.tail is not None
-        synced, now = self._synced(key), self._loop.time()
-        for name in sorted(before.insync - {self.site}):
-            peer = self._peers.get(name)
-            heard_at = peer.heard_at if peer is not None and key in peer.shards else 0.0
-            silent = now - max(heard_at, shard.leading_since)
-            lag = max(0, shard.tail.last - synced.get(name, shard.tail.last))
-            if is_behind(
-                lag_bytes=lag * shard.tail.message_bytes,
-                lag_us=int(silent * 1e6),
-                lag_us_max=int(self._settings.away_after * 1e6),
-            ):
-                return leave(before, name)
-        return None
-
-    def _trimmed(self, key: str, shard: _Shard, before: Placement) -> Placement | None:
-        """Return the placement with a higher trim, if enough messages may go."""
-        assert shard.tail is not None
-        now, synced = self._loop.time(), self._synced(key) | {self.site: shard.log.view.synced}
-        holds = [
-            Hold(sequence=peer.shards[key]["hold"], until_us=int(peer.heard_at * 1e6) + HOLD_US)
-            for peer in self._peers.values()
-            if key in peer.shards and peer.shards[key].get("hold")
         ]
-        after = trim(
-            before, synced=synced, holds=holds, last=shard.tail.last, now_us=int(now * 1e6)
-        )
-        if after is None or after.trim - shard.tail.first < _TRIM_MESSAGES:
-            return None
-        return after
+        for name in left:
+            if await registry.change_site(name, has_left):
+                log(_LOG, logging.INFO, "site_left", site=name)
+        self._placing.sites = sites
 
-    def _tell_of(self, shard: _Shard, before: Placement | None, after: Placement) -> None:
-        facts = {"database": shard.log.database, "shard": shard.log.shard}
-        known = frozenset() if before is None else before.insync
-        for name in sorted(known - after.insync):
-            log(_LOG, logging.WARNING, "replica_left", site=name, **facts)
-        for name in sorted(after.insync - known):
-            log(_LOG, logging.INFO, "replica_joined", site=name, **facts)
-        if before is not None and after.trim > before.trim:
-            log(_LOG, logging.DEBUG, "log_trimmed", first=after.trim, **facts)
+    # Handing over
+
+    async def _hand_over(self) -> None:
+        """Ask other sites to lead what this one should not."""
+        while True:
+            await asyncio.sleep(_HAND_OVER_SECONDS)
+            await self._ask_successors()
+
+    async def _ask_successors(self) -> bool:
+        """Ask each successor to claim; return whether there is one."""
+        chosen = self._placing.successors()
+        for key, name in chosen.items():
+            view = self._shards[key].log.view
+            log(_LOG, logging.INFO, "shard_handed_over", shard=key, site=name, term=view.term)
+            data = json.dumps({"shard": key, "term": view.term}).encode()
+            await self._reply(f"silt.lead.{name}", data)
+        return bool(chosen)
+
+    async def _take_lead(self, message: Msg) -> None:
+        """Claim a shard, because its leader asks for it. A claim that comes late is harmless."""
+        try:
+            values = json.loads(message.data)
+            shard, term = self._shards[str(values["shard"])], int(values["term"])
+        except (ValueError, KeyError, TypeError):
+            return
+        view = shard.log.view
+        is_ready = view.status is Status.CURRENT and view.term == term and not view.leads
+        if is_ready and not self._placing.is_stopping:
+            shard.log.claim()
+
+    async def _resign(self) -> None:
+        self._placing.is_stopping = True
+        for _ in range(int(_RESIGN_SECONDS / _HAND_OVER_SECONDS)):
+            if not await self._ask_successors():
+                return
+            await asyncio.sleep(_HAND_OVER_SECONDS)
+
+    # Membership
+
+    async def _change_role(self, name: str, role: SiteRole) -> None:
+        """Change what a site is for. Raises: UsageError, OutcomeUnknownError."""
+        registry = await self._opened_registry()
+        sites = await registry.sites()
+        check_role(sites, name, role, is_alive=self._placing.is_alive)
+        await registry.change_site(name, partial(with_role, role=role))
+        log(_LOG, logging.INFO, "site_changed", site=name, role=role.value)
+        self._placing.sites = await registry.sites()
+
+    async def _move_shard(self, key: str, old: str, new: str) -> None:
+        change = partial(moved, self._placing.facts(), old=old, new=new)
+        await self._change_placement(key, change)
+
+    async def _change_placement(
+        self, key: str, change: Callable[[Placement], Placement | None]
+    ) -> None:
+        shard = self._shards.get(key)
+        if shard is None:
+            raise UsageError(f"expected DATABASE/SHARD of a replicated database, got {key!r}")
+        registry, name = await self._opened_registry(), stream_of(shard.log.identity)
+        for _ in range(_ATTEMPTS):
+            before, revision = await registry.placement(name)
+            if before is None:
+                break
+            after = change(before)
+            if after is None or await registry.place(name, after, revision):
+                return
+        raise RetryError(f"the placement of {key} changes at this moment, try again")
+
+    async def _opened_registry(self) -> Registry:
+        if not self._ready.is_set() or self._registry is None:
+            raise RetryError(f"the cluster does not answer: {self._problem}")
+        return self._registry
 
     async def _open_databases(self) -> None:
         """Open the replicated databases of the cluster, so that this site has their rows too."""
@@ -726,49 +736,13 @@ class ClusterSite:
         await self._open_registry()
 
     async def _status(self) -> dict[str, Any]:
-        now_us, now = _now_us(), self._loop.time()
-        sites: dict[str, Any] = {self.site: {"state": "here"}}
-        for name, peer in self._peers.items():
-            away = now - peer.heard_at > _AWAY_SECONDS
-            sites[name] = {"state": "away" if away else "there"}
-        shards: dict[str, Any] = {}
-        for key, shard in self._shards.items():
-            mine = self._look_at(shard, now_us)
-            known = {self.site: mine} | {
-                name: peer.shards[key]
-                for name, peer in self._peers.items()
-                if key in peer.shards and sites[name]["state"] == "there"
-            }
-            last = max([each["sequence"] for each in known.values()])
-            leaders = [name for name, each in known.items() if each["leads"]]
-            insync = frozenset() if shard.placement is None else shard.placement.insync
-            shards[key] = {
-                "leader": leaders[0] if leaders else None,
-                "in_sync": sorted(insync),
-                "term": mine["term"],
-                "first": 1 if shard.tail is None else shard.tail.first,
-                "last": last,
-                "waiting_calls": shard.log.waits,
-                "replicas": {
-                    name: {
-                        "sequence": each["sequence"],
-                        "lag": last - each["sequence"],
-                        "synced": each["synced"],
-                        "status": each["status"],
-                        "reason": each["reason"],
-                        "in_sync": name in insync,
-                        "copied_bytes": each.get("copied_bytes", 0),
-                        "copy_bytes": each.get("copy_bytes", 0),
-                    }
-                    for name, each in sorted(known.items())
-                },
-            }
+        now_us = _now_us()
+        mine = {key: self._look_at(shard, now_us) for key, shard in self._shards.items()}
         return {
             "cluster": self._settings.name,
             "site": self.site,
             "problem": self._problem,
-            "sites": dict(sorted(sites.items())),
-            "shards": dict(sorted(shards.items())),
+            **state_of(self._placing, self._shards, self._peers, mine),
         }
 
     async def _stop(self) -> None:
@@ -778,10 +752,6 @@ class ClusterSite:
             with suppress(NatsError, OSError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._client.close(), 2.0)
         await self._process.stop()
-
-
-def _key(shard: ReplicatedLog) -> str:
-    return f"{shard.database}/{shard.shard}"
 
 
 def hash_of(site: str) -> int:

@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
-from siltstone.manage.verb import Document, Nothing, Role, Verb
+from siltstone.manage.verb import Document, Nothing, Request, Role, Verb
+
+
+class SiteChange(Request):
+    """What a site is for from now on; "" names the site of the broker."""
+
+    site: str = ""
+    role: Literal["member", "draining", "leaving", "gone"]
+
+
+class ShardMove(Request):
+    """A replica that is replaced by another, or a site that shall lead, or both."""
+
+    shard: str
+    old: str = ""
+    new: str = ""
+    leader: str | None = None
+
 
 CLUSTER_VERBS: Final = (
     Verb(name="cluster-status", request=Nothing, response=Document, role=Role.READ, where="broker"),
+    Verb(
+        name="cluster-site",
+        request=SiteChange,
+        response=Nothing,
+        role=Role.MANAGE,
+        where="broker",
+    ),
+    Verb(
+        name="cluster-move",
+        request=ShardMove,
+        response=Nothing,
+        role=Role.MANAGE,
+        where="broker",
+    ),
 )

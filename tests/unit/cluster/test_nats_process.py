@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import PurePath
 
 import pytest
@@ -96,3 +97,14 @@ def test_an_address_has_a_host_and_a_port(text: str) -> None:
 @pytest.mark.parametrize("text", ["127.0.0.1:7400", "[::1]:7400", "host.example:1"])
 def test_an_address_is_read_as_it_is_written(text: str) -> None:
     assert str(Address.parse(text)) == text
+
+
+def test_a_site_outside_the_seeds_keeps_no_shared_log() -> None:
+    elsewhere = replace(SETTINGS, listen=Address("127.0.0.1", 7500))
+    assert elsewhere.listen is not None
+    assert not elsewhere.keeps_logs
+    text = configuration(elsewhere, elsewhere.listen, FILES)
+    assert "jetstream" not in text
+    assert 'listen: "127.0.0.1:7500"' in text
+    assert SETTINGS.keeps_logs
+    assert "jetstream {" in configuration(SETTINGS, SEEDS[0], FILES)

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
-from siltstone.cluster.registry import Registered
+from siltstone.cluster.registry import (
+    Registered,
+    decode_placement,
+    decode_site,
+    encode_placement,
+    encode_site,
+)
 from siltstone.cluster.shared_log import StreamName
 from siltstone.store.shard.replicated.port import Founding
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.replication.messages import Identity
+from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.sites.planning import Site, SiteRole
 
 KNOWN = Registered(
     name="messages",
@@ -29,3 +37,23 @@ def test_the_stream_of_a_shard_is_named_after_the_identity() -> None:
     name = StreamName.of(Identity(database=b"\x01" * 16, shard=5, epoch=1))
     assert name.stream == f"silt_{'01' * 16}_5_e1"
     assert name.subject == f"silt.log.{name.stream}"
+
+
+def test_a_placement_is_read_as_it_was_written_also_one_of_an_earlier_version() -> None:
+    placement = Placement(
+        replicas=frozenset("abc"),
+        insync=frozenset("ab"),
+        trim=7,
+        wanted=frozenset("abd"),
+        preferred="b",
+    )
+    assert decode_placement(encode_placement(placement)) == placement
+    earlier = b'{"replicas": ["a", "b"], "insync": ["a", "b"], "trim": 3}'
+    assert decode_placement(earlier) == Placement(
+        replicas=frozenset("ab"), insync=frozenset("ab"), trim=3
+    )
+
+
+def test_a_site_is_read_as_it_was_written() -> None:
+    site = Site(role=SiteRole.LEAVING, zone="hall 2")
+    assert decode_site(encode_site(site)) == site

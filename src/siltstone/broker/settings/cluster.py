@@ -26,13 +26,14 @@ class ClusterSettings(Settings):
     )
     seeds: str = Field(
         default="",
-        description="Addresses of all sites as HOST:PORT, separated by commas. The NATS servers of "
-        "the sites connect to each other there.",
+        description="Addresses as HOST:PORT, separated by commas, of the three or five sites whose "
+        "NATS servers keep the shared logs. The NATS servers connect to each other there.",
     )
     listen: str = Field(
         default="",
-        description="The seed that is this site. Empty: the first one that is a free address "
-        "of this machine when the site starts for the first time.",
+        description="Address of this site, as HOST:PORT. Empty: the first seed that is a free "
+        "address of this machine when the site starts for the first time. Another address than the "
+        "seeds: the site keeps no shared log, and begins as an observer.",
     )
     secret_file: str = Field(
         default="",
@@ -55,6 +56,11 @@ class ClusterSettings(Settings):
         description="Certificates of the authorities that issued the certificates of all sites.",
     )
 
+    zone: str = Field(
+        default="",
+        description="Name of what may fail as a whole, as a room or a power line. The replicas of "
+        "a shard are spread over the zones. Empty: the site is a zone of its own.",
+    )
     away_after: Seconds = Field(
         default=60.0,
         ge=1,
@@ -88,6 +94,6 @@ class ClusterSettings(Settings):
         files = (self.certificate, self.key, self.authority)
         if any(files) and not all(files):
             raise wrong("certificate, key and authority belong together", "certificate")
-        if self.listen and self.listen not in [each.strip() for each in self.seeds.split(",")]:
-            raise wrong("must be one of the seeds", "listen")
+        if self.listen and not _PLACE.fullmatch(self.listen.strip()):
+            raise wrong(f"must be HOST:PORT: {self.listen!r}", "listen")
         return self

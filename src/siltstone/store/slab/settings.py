@@ -26,6 +26,7 @@ SHARD_KEYS: Final = ("publisher", "topic")
 BACKENDS: Final = ("local", "replicated")
 COMPACTIONS: Final = ("background", "off")
 RECLAIMS: Final = ("none", "delivered")
+REPLICAS_MAX: Final = 7
 THRESHOLD_MAX: Final = (1 << 31) - 1
 # The limits for one file or the memory, for a disk, and for a time.
 SIZE_MAX: Final = 1 << 40
@@ -215,6 +216,15 @@ class DatabaseSettings:
         ),
     ] = 1024 * 1024
     backend: Annotated[str, BACKEND] = "local"
+    replicas: Annotated[
+        int,
+        Setting(
+            kind=Kind.COUNT,
+            low=1,
+            high=REPLICAS_MAX,
+            help="Number of sites that keep each shard of a replicated database in sync.",
+        ),
+    ] = 3
 
     def __post_init__(self) -> None:
         """Validate all settings. Raises: UsageError."""

@@ -24,6 +24,9 @@ def another(known: Declared) -> Any:
         case Kind.SECONDS:
             return 5.0
         case _:
+            high = known.setting.high
+            if high is not None and high < 1 << 16:
+                return high
             return 1 << 16 if known.default != 1 << 16 else 1 << 17
 
 

@@ -37,6 +37,7 @@ def test_settings_are_shown_by_option_and_with_units() -> None:
         ("quota", "none"),
         ("reserve", "1 MiB"),
         ("backend", "local"),
+        ("replicas", "3"),
     ]
 
 
@@ -71,7 +72,8 @@ def test_what_is_no_setting_is_refused_with_the_names_there_are(text: str) -> No
         f"unknown setting {text.partition('=')[0]!r} (known: shards, shard-by, threshold, "
         "segment-bytes, compression, flush-interval, idle-flush-interval, max-items, "
         "sync-interval, pending-bytes, topic-cache, rotate, rotate-bytes, retain, retain-bytes, "
-        "reclaim, compaction, quota, reserve, backend)"
+        "reclaim, compaction, quota, reserve, backend, "
+        "replicas)"
     )
 
 

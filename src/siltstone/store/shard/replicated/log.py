@@ -266,6 +266,12 @@ class ReplicatedLog:
         """The file system of the shard."""
         return self._fs
 
+    @property
+    def replicas(self) -> int:
+        """How many replicas the settings of the database want."""
+        assert self._files is not None
+        return self._files.manifest().settings.replicas
+
     def staging(self) -> Staging:
         """Return the directory where a copy is collected."""
         return Staging(self._fs, self._directory, self.shard)

@@ -28,10 +28,13 @@ FALL_BACK_US: Final = 20 * SECOND_US
 
 
 class ClaimTimer:
-    """When a follower claims: after silence, the lowest rank first, then less and less often."""
+    """When a follower claims: after silence, the lowest rank first, then less and less often.
+
+    The rank may change; it counts from the next thing that is heard.
+    """
 
     def __init__(self, rank: int, now_us: int) -> None:
-        self._rank = rank
+        self.rank = rank
         self._claims = 0
         self._due_us = 0
         self.heard(now_us)
@@ -39,7 +42,7 @@ class ClaimTimer:
     def heard(self, now_us: int) -> None:
         """Take a heartbeat of the leader, or a record that counted."""
         self._claims = 0
-        self._due_us = now_us + SILENCE_US + self._rank * RANK_US
+        self._due_us = now_us + SILENCE_US + self.rank * RANK_US
 
     def is_due(self, now_us: int) -> bool:
         return now_us >= self._due_us
@@ -48,7 +51,7 @@ class ClaimTimer:
         """Take that this site has claimed; the next claim waits twice as long, up to a limit."""
         self._claims += 1
         back_off_us = min(SILENCE_US << min(self._claims, 8), BACK_OFF_US_MAX)
-        self._due_us = now_us + back_off_us + self._rank * RANK_US
+        self._due_us = now_us + back_off_us + self.rank * RANK_US
 
 
 class OutboxTimer:

@@ -8,7 +8,7 @@ import pytest
 
 from siltstone.errors import UsageError
 from siltstone.store.writer.replication.follower import Status
-from siltstone.store.writer.replication.membership import (
+from siltstone.store.writer.replication.sites.membership import (
     LAG_BYTES_MAX,
     LAG_US_MAX,
     Hold,
@@ -91,13 +91,16 @@ def test_a_site_leaves_the_set_when_it_is_far_behind() -> None:
     assert is_behind(lag_bytes=0, lag_us=LAG_US_MAX)
 
 
-def test_a_new_site_becomes_a_replica_then_in_sync_once_it_is_current() -> None:
+def test_a_wanted_site_becomes_a_replica_then_in_sync_once_it_is_current() -> None:
     members = {"a": 3, "b": 3, "c": 3}
+    wanted = frozenset("abcd")
+    before = replace(PLACEMENT, wanted=wanted)
     for status in (Status.CATCHING_UP, Status.BEHIND, Status.STOPPED):
-        assert next_placement(PLACEMENT, "d", status, synced=9, members=members) is None
-    four = next_placement(PLACEMENT, "d", Status.CURRENT, synced=1, members=members)
-    assert four == Placement(replicas=frozenset("abcd"), insync=ALL)
+        assert next_placement(before, "d", status, synced=9, members=members) is None
+    assert next_placement(PLACEMENT, "d", Status.CURRENT, synced=9, members=members) is None
+    four = next_placement(before, "d", Status.CURRENT, synced=1, members=members)
+    assert four == Placement(replicas=wanted, insync=ALL, wanted=wanted)
     assert next_placement(four, "d", Status.CURRENT, synced=2, members=members) is None
     joined = next_placement(four, "d", Status.CURRENT, synced=3, members=members)
-    assert joined == Placement(replicas=frozenset("abcd"), insync=frozenset("abcd"))
+    assert joined == Placement(replicas=wanted, insync=wanted, wanted=wanted)
     assert next_placement(joined, "d", Status.CURRENT, synced=9, members=members) is None

@@ -1,11 +1,15 @@
 """Which sites replicate a shard, which of them are in sync, and how far the log may be trimmed.
 
+A site that is no replica may follow the log too, as an observer. Nothing waits for it.
+
 A placement is a value in a shared bucket. It changes by compare-and-set only: a site reads it,
 computes the next one with these functions, and writes it if nobody has written in between.
 
 Invariants:
 - the in-sync sites are a majority of the replicas, at least;
 - every in-sync site has synced everything below `trim`;
+- replicas are added before others are removed: while `wanted` is not empty, a transition is under
+  way, and each of its steps is one change of the placement;
 - `trim` is written before the log is trimmed. So a site cannot join with a position that a trim,
   decided earlier and still under way, is about to remove.
 """
@@ -27,11 +31,17 @@ LAG_US_MAX: Final = 60 * SECOND_US
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The sites of a shard. The log holds everything from `trim` on."""
+    """The sites of a shard. The log holds everything from `trim` on.
+
+    `wanted` has the sites that shall be the replicas, and is empty if nothing is to change.
+    `preferred` is the site that shall lead, "" for any.
+    """
 
     replicas: frozenset[str]
     insync: frozenset[str]
     trim: int = 1
+    wanted: frozenset[str] = frozenset()
+    preferred: str = ""
 
     def __post_init__(self) -> None:
         if not self.insync <= self.replicas or len(self.insync) < majority(len(self.replicas)):
@@ -142,9 +152,14 @@ def trim(
 def next_placement(
     placement: Placement, site: str, status: Status, *, synced: int, members: Mapping[str, int]
 ) -> Placement | None:
-    """Return the next step of a site that starts, or returns: first a replica, then in sync."""
+    """Return the next step of a site that starts, or returns: first a replica, then in sync.
+
+    Only a wanted site becomes a replica.
+    """
     if status is not Status.CURRENT:
         return None
     if site not in placement.replicas:
+        if site not in placement.wanted:
+            return None
         return add(placement, site) or enter(placement, site, synced=synced, members=members)
     return join(placement, site, synced=synced, members=members)

@@ -1,0 +1,71 @@
+"""What a site knows: its own shards, and what it last heard of the other sites."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any, Final
+
+from siltstone.cluster.copying import PeerFiles
+from siltstone.cluster.shared_log import LogTail
+from siltstone.store.shard.replicated.log import ReplicatedLog
+from siltstone.store.writer.replication.health import ClaimTimer, OutboxTimer
+from siltstone.store.writer.replication.sites.membership import Placement
+
+# A site that was not heard for this long is shown as away.
+AWAY_SECONDS: Final = 3.0
+
+
+@dataclass(slots=True)
+class SiteShard:
+    """A replicated shard of this site, with its tail and its timers."""
+
+    log: ReplicatedLog
+    claims: ClaimTimer
+    # The turn of this site among those that claim, if nothing else is known.
+    rank: int
+    outbox: OutboxTimer = field(default_factory=OutboxTimer)
+    tail: LogTail | None = None
+    task: asyncio.Task[None] | None = None
+    # As it was last read.
+    placement: Placement | None = None
+    leading_since: float = 0.0
+    # The site that was asked to lead, and is to be asked again until it does.
+    successor: str = ""
+
+
+@dataclass(slots=True)
+class Peer:
+    """What was last heard of another site."""
+
+    heard_at: float
+    shards: dict[str, dict[str, Any]]
+    # It is about to end.
+    is_stopping: bool = False
+
+
+@dataclass(slots=True)
+class Copying:
+    """A copy of a shard that is under way."""
+
+    first: int
+    peer: str = ""
+    hold: int = 0
+    size_bytes: int = 0
+    source: PeerFiles | None = None
+    stop: Event = field(default_factory=Event)
+
+    def begin(self, size_bytes: int, source: PeerFiles) -> None:
+        """Take what is copied."""
+        self.size_bytes, self.source = size_bytes, source
+
+    @property
+    def fetched_bytes(self) -> int:
+        """How much was fetched."""
+        return 0 if self.source is None else self.source.fetched_bytes
+
+
+def key_of(shard: ReplicatedLog) -> str:
+    """Return the name of a shard in beats and in the status: DATABASE/SHARD."""
+    return f"{shard.database}/{shard.shard}"

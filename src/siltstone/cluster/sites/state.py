@@ -1,0 +1,107 @@
+"""The state of the cluster as one site sees it: what `siltstone cluster status` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from siltstone.cluster.sites.placing import Placing
+from siltstone.cluster.sites.seen import Peer, SiteShard
+from siltstone.store.writer.replication.sites.membership import Placement, majority
+
+
+def state_of(
+    placing: Placing,
+    shards: Mapping[str, SiteShard],
+    peers: Mapping[str, Peer],
+    mine: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the sites and the shards. `mine` has what this site tells the others of itself."""
+    facts = placing.facts()
+    sites = {
+        name: {
+            "state": _state(placing, name),
+            "role": facts.sites[name].role.value if name in facts.sites else "",
+            "zone": facts.sites[name].zone if name in facts.sites else "",
+            "replicas": facts.replicas.get(name, 0),
+            "leads": facts.led.get(name, 0),
+        }
+        for name in sorted({placing.site, *peers, *facts.sites})
+    }
+    return {
+        "sites": sites,
+        "shards": {
+            key: _shard(placing, shards[key], peers, key, mine[key]) for key in sorted(mine)
+        },
+    }
+
+
+def _state(placing: Placing, name: str) -> str:
+    if name == placing.site:
+        return "here"
+    return "there" if placing.is_alive(name) else "away"
+
+
+def _shard(
+    placing: Placing,
+    shard: SiteShard,
+    peers: Mapping[str, Peer],
+    key: str,
+    mine: Mapping[str, Any],
+) -> dict[str, Any]:
+    known = {placing.site: mine} | {
+        name: peer.shards[key]
+        for name, peer in peers.items()
+        if key in peer.shards and placing.is_alive(name)
+    }
+    last = max([each["sequence"] for each in known.values()])
+    leaders = [name for name, each in known.items() if each["leads"]]
+    placement = shard.placement
+    insync = frozenset() if placement is None else placement.insync
+    return {
+        "leader": leaders[0] if leaders else None,
+        "in_sync": sorted(insync),
+        "placed": [] if placement is None else sorted(placement.replicas),
+        "transition": transition(placement, shard.successor),
+        "health": health(placement, frozenset(known), wanted=shard.log.replicas),
+        "term": mine["term"],
+        "first": 1 if shard.tail is None else shard.tail.first,
+        "last": last,
+        "waiting_calls": shard.log.waits,
+        "replicas": {
+            name: {
+                "sequence": each["sequence"],
+                "lag": last - each["sequence"],
+                "synced": each["synced"],
+                "status": each["status"],
+                "reason": each["reason"],
+                "in_sync": name in insync,
+                "observes": placement is not None and name not in placement.replicas,
+                "copied_bytes": each.get("copied_bytes", 0),
+                "copy_bytes": each.get("copy_bytes", 0),
+            }
+            for name, each in sorted(known.items())
+        },
+    }
+
+
+def transition(placement: Placement | None, successor: str) -> dict[str, Any] | None:
+    """Return what is being changed about the sites of a shard, None if nothing is."""
+    if placement is None:
+        return None
+    wanted = placement.wanted or placement.replicas
+    added = sorted(wanted - (placement.replicas & placement.insync)) if placement.wanted else []
+    removed = sorted(placement.replicas - wanted)
+    if not (added or removed or successor):
+        return None
+    return {"add": added, "remove": removed, "leader": successor or None}
+
+
+def health(placement: Placement | None, known: frozenset[str], *, wanted: int) -> str:
+    """Return how many of the replicas of a shard are there: ok, under-replicated, below quorum."""
+    if placement is None:
+        return "not placed"
+    there = len(placement.insync & known)
+    if there < majority(len(placement.replicas)):
+        return "below quorum"
+    return "ok" if there >= wanted else "under-replicated"

@@ -1,0 +1,106 @@
+"""Sites join, drain and leave, and shards move, while clients publish."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from tests.support.broker_process import run_command
+from tests.support.mqtt_socket import connected
+from tests.support.sites import NAMES, Sites, three_sites, until
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("cluster")]
+SHARD = "messages/0"
+
+
+class Steady:
+    """A client that publishes with QoS 1 all the time, and remembers the longest wait."""
+
+    def __init__(self, sites: Sites, name: str) -> None:
+        self._sites = sites
+        self._name = name
+        self._end = threading.Event()
+        self.longest = 0.0
+        self.sent: list[bytes] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        self._sites.acknowledged += self.sent
+
+    def _run(self) -> None:
+        with connected(self._sites.brokers[self._name].port, f"steady-{self._name}") as socket:
+            socket.socket.settimeout(90.0)
+            number = 0
+            while not self._end.wait(0.005):
+                number += 1
+                payload = b"steady-%d" % number
+                began = time.monotonic()
+                socket.publish("plant/steady", payload, packet_id=number % 60_000 + 1)
+                self.longest = max(self.longest, time.monotonic() - began)
+                self.sent.append(payload)
+
+
+def test_a_drain_moves_the_leader_and_a_fourth_site_joins_and_replaces_one(
+    tmp_path: Path,
+) -> None:
+    with three_sites(tmp_path) as sites:
+        sites.start()
+        leader = sites.wait_for_leader(*NAMES)
+        until(lambda: _shard(sites, leader)["in_sync"] == list(NAMES), "all are in sync")
+        client = next(name for name in NAMES if name != leader)
+        with Steady(sites, client) as steady:
+            until(lambda: len(steady.sent) > 20, "some are acknowledged")
+            _run(sites, leader, "drain", leader)
+            assert _shard(sites, client)["leader"] not in ("", leader)
+            until(lambda: len(steady.sent) > 200, "more are acknowledged")
+        assert steady.longest < 5.0, "the drain is a handover, not an election"
+        assert _shard(sites, client)["in_sync"] == list(NAMES)
+        # A site outside the seeds follows at once, and is a replica when it has joined.
+        sites.add("d")
+        sites.start("d")
+        until(lambda: sites.rows("d") == sites.rows(client), "the new site has all rows")
+        until(lambda: _role(sites, client, "d") == "observer", "it observes")
+        assert _shard(sites, client)["replicas"]["d"]["observes"]
+        _run(sites, client, "join", "d")
+        with Steady(sites, "d") as steady:
+            # The drained site leaves: the new one takes its place.
+            _run(sites, client, "leave", leader)
+            until(lambda: len(steady.sent) > 100, "some are acknowledged")
+        rest = sorted({*NAMES, "d"} - {leader})
+        assert _shard(sites, client)["placed"] == rest == _shard(sites, client)["in_sync"]
+        assert _shard(sites, client)["transition"] is None
+        assert _role(sites, client, leader) == "observer"
+        _run(sites, client, "move-shard", SHARD, "--leader", "d")
+        until(lambda: sites.leader(client) == "d", "the preferred site leads")
+        sites.publish("d", "last", [b"last"])
+        sites.wait_for_rows(len(sites.acknowledged), *rest)
+        assert sites.rows("d") == sites.rows(client)
+        assert sorted(sites.rows("d")) == sorted(sites.acknowledged)
+        for broker in sites.brokers.values():
+            assert broker.events("shard_stopped") == []
+
+
+def _run(sites: Sites, name: str, *words: str) -> None:
+    done = run_command("cluster", *words, "--data", str(sites.directory / name))
+    assert done.returncode == 0, done.stderr
+
+
+def _role(sites: Sites, name: str, of: str) -> str:
+    """Return the role of a site, as another one knows it."""
+    found: str = sites.status(name)["sites"].get(of, {}).get("role", "")
+    return found
+
+
+def _shard(sites: Sites, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = sites.status(name)["shards"][SHARD]
+    return found
