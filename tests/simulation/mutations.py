@@ -51,7 +51,8 @@ from siltstone.store.writer.replication.rule import (
 )
 from siltstone.store.writer.replication.sender import Sender
 from siltstone.store.writer.replication.shard import ReplicatedShard
-from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.sites.membership import Placement, remove
+from siltstone.store.writer.replication.sites.planning import step
 from tests.simulation.disk import Found, Row
 from tests.simulation.site import Site
 from tests.simulation.world import Kit, Plan, Violation, World
@@ -71,7 +72,7 @@ class Mutation:
 
     def run(self, seed: int, *, broken: bool = True) -> str:
         """Return the violation that this seed finds, or nothing."""
-        plan = replace(Plan.draw(Random(seed)), **{"damage": "", **self.plan})
+        plan = replace(Plan.draw(Random(seed)), **{"damage": "", "moves": False, **self.plan})
         try:
             World(seed, kit=self.kit if broken else Kit(), plan=plan).run()
         except Violation as exc:
@@ -368,6 +369,18 @@ def mutation(rule: str, how: str, kit: Kit, seed: int, **more: Any) -> Mutation:
     return Mutation(rule=rule, how=how, kit=kit, seed=seed, plan=more)
 
 
+def remove_at_once(placement: Placement, leader: str, alive: frozenset[str]) -> Placement | None:
+    """Remove what is not wanted, whether the wanted sites are in sync or not."""
+    gone = sorted(placement.replicas - placement.wanted - {leader}) if placement.wanted else []
+    return remove(placement, gone[0]) if gone else step(placement, leader, alive)
+
+
+class LeadsWhenAsked(Site):
+    def take_lead(self, shard: ReplicatedShard) -> None:
+        shard.leader = shard.make_leader()
+        super().take_lead(shard)
+
+
 MUTATIONS = [
     mutation(
         "a record of an older term never counts",
@@ -492,6 +505,20 @@ MUTATIONS = [
         "with any position",
         Kit(next_placement=join_at_once),
         109,
+    ),
+    mutation(
+        "replicas are added before others are removed",
+        "the others are removed at once",
+        Kit(step=remove_at_once),
+        71,
+        moves=True,
+    ),
+    mutation(
+        "a handover is a claim",
+        "the site that is asked leads at once",
+        Kit(site=LeadsWhenAsked),
+        0,
+        moves=True,
     ),
     mutation(
         "a site without a lease serves no clients",

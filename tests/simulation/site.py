@@ -349,6 +349,10 @@ class Site:
                 if site is not self:
                     self.world.heartbeat(self, site, shard.position.term, progress)
         world = self.world
+        if world.plan.moves and self.has_network:
+            if self.name not in world.placement.insync:
+                self.join()
+            world.roster.plan(self)
         if self.has_network and world.rng.random() < 0.5:
             world.trim()
             for site in world.sites:
@@ -363,6 +367,21 @@ class Site:
             return
         if not self.has_network:
             return
+        self.join()
+        walls = [site.wall_us() for site in world.sites]
+        if clock_is_wrong(self.wall_us(), walls):
+            return
+        if self.name not in world.placement.insync and not world.plan.moves:
+            return
+        if world.plan.moves:
+            self.claims.rank = world.roster.rank(self)
+        if self.claims.is_due(local):
+            self.claim()
+
+    def join(self) -> None:
+        """Become a replica, or be in sync."""
+        world, shard = self.world, self.shard
+        assert shard is not None
         # What a site knows of the others may be old.
         if world.rng.random() < 0.5:
             self.known = dict(world.reports)
@@ -374,16 +393,23 @@ class Site:
             members=self.known,
         )
         world.change_placement(step)
-        walls = [site.wall_us() for site in world.sites]
-        if self.name not in world.placement.insync or clock_is_wrong(self.wall_us(), walls):
-            return
-        if self.claims.is_due(local):
-            self.claim()
 
     def claim(self) -> None:
         if self.shard is not None:
             self.act(self.shard.claim())
             self.claims.claimed(self.clock_us())
+
+    def asked_to_lead(self, term: int) -> None:
+        """Claim because the leader of a term asks for it."""
+        shard = self.shard
+        if shard is None or self.is_paused() or not self.has_log:
+            return
+        if shard.follower.status is Status.CURRENT and shard.position.term == term:
+            self.world.seen["handover"] += 1
+            self.take_lead(shard)
+
+    def take_lead(self, shard: ReplicatedShard) -> None:
+        self.act(shard.claim())
 
     def hear(self, term: int, progress: Progress) -> None:
         """Take a heartbeat."""

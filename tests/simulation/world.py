@@ -41,12 +41,15 @@ from siltstone.store.writer.replication.shard import ReplicatedShard
 from siltstone.store.writer.replication.sites.membership import (
     Hold,
     Placement,
+    majority,
     next_placement,
     trim,
 )
+from siltstone.store.writer.replication.sites.planning import step
 from tests.simulation.disk import Disk, Row
 from tests.simulation.publisher import Publisher
 from tests.simulation.requests import Request
+from tests.simulation.roster import Roster
 from tests.simulation.site import Site
 from tests.simulation.truth import Truth
 
@@ -69,6 +72,7 @@ class Kit:
     site: type[Site] = Site
     trim: Callable[..., Placement | None] = trim
     next_placement: Callable[..., Placement | None] = next_placement
+    step: Callable[..., Placement | None] = step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +92,8 @@ class Plan:
     damage: str
     # How long a site is cut off, at most.
     apart_us: int = 4_000_000
+    # Whether sites drain and leave, and shards move.
+    moves: bool = False
 
     @classmethod
     def draw(cls, rng: Random) -> Plan:
@@ -103,6 +109,8 @@ class Plan:
             part_bytes=rng.choice([60, 60, 400]),
             faults_per_second=rng.choice([0.5, 2.0, 4.0]),
             damage=rng.choice([""] * 17 + ["cut", "anew", "altered"]),
+            # Drawn last, and not from `rng`: the other runs stay as they were.
+            moves=Random(rng.getstate()[1][0]).random() < 0.35,
         )
 
 
@@ -172,7 +180,9 @@ class World:
         names = [site.name for site in self.sites]
         # The fourth site is new: it has nothing, and must become a replica first.
         members = frozenset(names[:3])
-        self.placement = Placement(replicas=members, insync=members)
+        wanted = frozenset(names) if len(names) > 3 else frozenset()
+        self.placement = Placement(replicas=members, insync=members, wanted=wanted)
+        self.roster = Roster(self)
         self.publishers = {
             name: Publisher(self, name, self.plan.calls)
             for name in ("p", "q")[: self.plan.publishers]
@@ -211,6 +221,8 @@ class World:
         for name in self.publishers:
             self.after(self.rng.randrange(1_000_000), partial(self.turn, name))
         self.after(0, self.fault)
+        if self.plan.moves:
+            self.after(0, self.roster.act)
         end_us = int(self.plan.seconds * 1e6)
         while self._queue and self._queue[0][0] < end_us:
             self.step()
@@ -233,6 +245,7 @@ class World:
         """End all faults."""
         self.is_faulty = False
         self.log.paused_us = 0
+        self.roster.rest()
         for site in self.sites:
             site.paused_us = min(site.paused_us, self.now_us)
             site.disk.fs.operations_left = None
@@ -265,6 +278,8 @@ class World:
                 )
 
     def is_settled(self) -> bool:
+        if self.plan.moves and not self.roster.is_settled():
+            return False
         return all(publisher.is_done() for publisher in self.publishers.values()) and all(
             site.shard is not None
             and site.shard.position.index == self.truth.state.index
@@ -280,7 +295,8 @@ class World:
             for site in self.sites
         )
         waiting = [one.name for one in self.publishers.values() if not one.is_done()]
-        return f"index {self.truth.state.index}, {sites}, waiting {waiting}"
+        placed = f"{self.placement} {self.roster.sites}" if self.plan.moves else ""
+        return f"index {self.truth.state.index}, {sites}, waiting {waiting} {placed}"
 
     # The log
 
@@ -352,6 +368,7 @@ class World:
             if self.placement is not read:
                 return
             self.placement = planned
+            self.check_removal(read, planned)
             if planned.trim > read.trim:
                 self.after(self.delay(), lambda: self.trimmed(planned.trim))
             self.check_trim()
@@ -617,6 +634,17 @@ class World:
                     f"the log is trimmed below {self.log.first}, but the in-sync site "
                     f"{site.name} has synced {site.durable}",
                 )
+
+    def check_removal(self, before: Placement, after: Placement) -> None:
+        """Check that what stays when a replica is removed is enough without it."""
+        if after.replicas >= before.replicas or not after.wanted:
+            return
+        self.seen["removal"] += 1
+        ready = len(after.insync & after.wanted)
+        self.check(
+            ready >= majority(len(after.wanted)),
+            f"a replica is removed while only {ready} of {len(after.wanted)} wanted are in sync",
+        )
 
     def declared_dead(self, site: Site) -> None:
         self.check(not site.is_serving(), f"{site.name} is declared dead while it serves clients")
