@@ -23,7 +23,7 @@ from tests.support.ports import free_port
 
 NAMES = ("a", "b", "c")
 # A first election of JetStream takes seconds, and more on a busy machine.
-PATIENCE = 60.0
+PATIENCE = 90.0
 _STOPPED = threading.Event()
 
 

@@ -55,8 +55,9 @@ from siltstone.store.shard.replicated.copying import collect
 from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.shard.replicated.port import Founding
 from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.writer.replication.codec import VERSION
 from siltstone.store.writer.replication.follower import Progress, Status
-from siltstone.store.writer.replication.health import ClaimTimer
+from siltstone.store.writer.replication.health import ClaimTimer, all_can_read
 from siltstone.store.writer.replication.sites.membership import Placement
 from siltstone.store.writer.replication.sites.planning import SiteRole
 from siltstone.store.writer.ticket import Ticket
@@ -508,6 +509,7 @@ class ClusterSite:
             shards = {key: self._look_at(shard, now_us) for key, shard in self._shards.items()}
             values = {
                 "site": self.site,
+                "reads": VERSION,
                 "shards": shards,
                 "stopping": self._placing.is_stopping,
             }
@@ -531,7 +533,8 @@ class ClusterSite:
             and shard.claims.is_due(now_us)
         ):
             shard.claims.claimed(now_us)
-            shard.log.claim()
+            if all_can_read(VERSION, self._versions_heard()):
+                shard.log.claim()
         if shard.log.waits:
             shard.log.nudge()
         return {
@@ -550,17 +553,23 @@ class ClusterSite:
             "copy_bytes": 0 if copying is None else copying.size_bytes,
         }
 
+    def _versions_heard(self) -> list[int]:
+        """Return the newest version of records that each site that is heard can read."""
+        now = self._loop.time()
+        return [peer.reads for peer in self._peers.values() if now - peer.heard_at < AWAY_SECONDS]
+
     async def _hear(self, message: Msg) -> None:
         """Take the beat of another site."""
         try:
             values = json.loads(message.data)
             site, shards = str(values["site"]), dict(values["shards"])
+            reads = int(values.get("reads", 1))
         except (ValueError, KeyError, TypeError):
             return
         if site == self.site:
             return
         now_us = _now_us()
-        self._peers[site] = Peer(self._loop.time(), shards, bool(values.get("stopping")))
+        self._peers[site] = Peer(self._loop.time(), shards, bool(values.get("stopping")), reads)
         for key, theirs in shards.items():
             shard = self._shards.get(key)
             if shard is None:

@@ -43,6 +43,8 @@ class Peer:
     shards: dict[str, dict[str, Any]]
     # It is about to end.
     is_stopping: bool = False
+    # The newest version of records that it can read.
+    reads: int = 1
 
 
 @dataclass(slots=True)

@@ -1,10 +1,11 @@
 """The bytes of a call that one site sends to another, and of its answer.
 
-Call: its claim, or its own producer (16 bytes, number u64, previous u64); the flags of the call
-(u8: 1 wants a sync, 2 the batch is checked, 4 has a producer of its own); shared flags (i16); any
-flags (u16); then six lists of byte strings: topics, values, properties, publishers, one with the
-publisher, and one with the flags, a byte for each row, empty if all rows share them. A list is the
-number of strings (u32), their lengths (u32 each), and the strings. Integers are little endian.
+Call: the version (u8: 1); its claim, or its own producer (16 bytes, number u64, previous u64); the
+flags of the call (u8: 1 wants a sync, 2 the batch is checked, 4 has a producer of its own); shared
+flags (i16); any flags (u16); then six lists of byte strings: topics, values, properties,
+publishers, one with the publisher, and one with the flags, a byte for each row, empty if all rows
+share them. A list is the number of strings (u32), their lengths (u32 each), and the strings.
+Integers are little endian.
 
 Answer: JSON, either of an outcome or of an error.
 """
@@ -27,11 +28,16 @@ from siltstone.errors import (
 )
 from siltstone.rows.batch import RowBatch
 from siltstone.store.log.write.cook import ROW_OVERHEAD, Call
-from siltstone.store.shard.replicated.port import NotLeaderError, OutOfOrderError
+from siltstone.store.shard.replicated.port import (
+    NotLeaderError,
+    OutOfOrderError,
+    UnknownVersionError,
+)
 from siltstone.store.writer.replication.messages import Call as Claim
 from siltstone.store.writer.ticket import Outcome, RowPlaces
 
-_HEAD: Final = struct.Struct("<16sQQBhH")
+VERSION: Final = 1
+_HEAD: Final = struct.Struct("<B16sQQBhH")
 _COUNT: Final = struct.Struct("<I")
 _SYNC: Final = 1
 _CHECKED: Final = 2
@@ -40,6 +46,7 @@ _OWN: Final = 4
 _ERRORS: Final[Mapping[str, type[SiltstoneError]]] = {
     "not_leader": NotLeaderError,
     "out_of_order": OutOfOrderError,
+    "unknown_version": UnknownVersionError,
     "overloaded": OverloadedError,
     "invalid_topic": InvalidTopicError,
     "retry": RetryError,
@@ -55,7 +62,7 @@ def encode_call(call: Call) -> bytes:
         flags |= _OWN
         claim = Claim(producer=call.producer, number=call.sequence, previous=0)
     head = _HEAD.pack(
-        *(claim.producer, claim.number, claim.previous),
+        *(VERSION, claim.producer, claim.number, claim.previous),
         *(flags, batch.shared_flags, batch.any_flags),
     )
     lists = (batch.topics, batch.values, batch.properties, batch.publishers, [batch.publisher])
@@ -64,9 +71,13 @@ def encode_call(call: Call) -> bytes:
 
 
 def decode_call(data: bytes) -> Call:
-    """Return the call that these bytes encode. Raises: UsageError."""
+    """Return the call that these bytes encode. Raises: UnknownVersionError, UsageError."""
+    if data and data[0] != VERSION:
+        raise UnknownVersionError(
+            f"a call of another site has an unknown version: version={data[0]} supported={VERSION}"
+        )
     try:
-        producer, number, previous, flags, shared, any_flags = _HEAD.unpack_from(data)
+        _, producer, number, previous, flags, shared, any_flags = _HEAD.unpack_from(data)
         at = _HEAD.size
         lists: list[list[bytes]] = []
         for _ in range(6):

@@ -22,6 +22,12 @@ class OutOfOrderError(RetryError):
     """An earlier call of the same sender is not stored: nothing happened; send both in order."""
 
 
+class UnknownVersionError(RetryError):
+    """The call has a version that the leader cannot read: nothing happened; wait until the leader
+    was upgraded, or another site leads.
+    """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogView:
     """The state of a replicated shard at one moment, for other threads."""

@@ -26,13 +26,18 @@ from siltstone.errors import (
 from siltstone.store.log.write.cook import Call
 from siltstone.store.shard.replicated.calls import decode_answer, encode_call
 from siltstone.store.shard.replicated.log import ReplicatedLog
-from siltstone.store.shard.replicated.port import NotLeaderError, OutOfOrderError, Replication
+from siltstone.store.shard.replicated.port import (
+    NotLeaderError,
+    OutOfOrderError,
+    Replication,
+    UnknownVersionError,
+)
 from siltstone.store.writer.replication.sender import Sender
 from siltstone.store.writer.ticket import Outcome, Ticket
 
 Answer = Outcome | Exception | None
 # These refusals say nothing about the call: it is sent again.
-_AGAIN = (NotLeaderError, OutOfOrderError, OverloadedError)
+_AGAIN = (NotLeaderError, OutOfOrderError, OverloadedError, UnknownVersionError)
 
 
 class _Waiting:

@@ -9,7 +9,7 @@ All times are in microseconds of the site's own monotonic clock, unless they are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median_low
 from typing import Final
 
@@ -148,6 +148,14 @@ class BoundsWatch:
         if self._since_us is None:
             self._since_us = now_us
         return told if now_us - self._since_us >= FALL_BACK_US else None
+
+
+def all_can_read(written: int, read: Iterable[int]) -> bool:
+    """Return whether the sites that are heard can read records of a version. `read` has the newest
+    version that each can read. A site that they cannot read does not claim: during an upgrade, the
+    leader is one that all can read.
+    """
+    return all(newest >= written for newest in read)
 
 
 def clock_is_wrong(own_us: int, all_us: Sequence[int]) -> bool:

@@ -20,7 +20,11 @@ from siltstone.store.shard.replicated.calls import (
     encode_answer,
     encode_call,
 )
-from siltstone.store.shard.replicated.port import NotLeaderError, OutOfOrderError
+from siltstone.store.shard.replicated.port import (
+    NotLeaderError,
+    OutOfOrderError,
+    UnknownVersionError,
+)
 from siltstone.store.writer.replication.messages import Call as Claim
 from siltstone.store.writer.ticket import Outcome, RowPlaces
 
@@ -37,6 +41,17 @@ def batch_of(rows: list[tuple[bytes, bytes, int]]) -> RowBatch:
     batch.publisher = b"device"
     batch.measure()
     return batch
+
+
+def test_a_call_of_another_version_is_sent_again_later() -> None:
+    call = Call(batch_of([(b"t", b"1", 0)]))
+    call.claim = Claim(producer=b"p" * 16, number=4, previous=3)
+    data = encode_call(call)
+    for other in (b"\x00" + data[1:], b"\x02" + data[1:]):
+        with pytest.raises(UnknownVersionError, match="unknown version"):
+            decode_call(other)
+    answer = decode_answer(encode_answer(UnknownVersionError("version=02")))
+    assert isinstance(answer, UnknownVersionError)
 
 
 @given(rows=ROWS, wants_sync=st.booleans(), owns=st.booleans())

@@ -19,6 +19,7 @@ from siltstone.store.writer.replication.health import (
     Lease,
     OutboxTimer,
     PeerWatch,
+    all_can_read,
     clock_is_wrong,
 )
 
@@ -103,6 +104,12 @@ def test_a_clock_is_wrong_if_it_is_far_from_the_median() -> None:
     assert clock_is_wrong(5_000_001, [0, 0, 5_000_001])
     assert not clock_is_wrong(0, [0, 0, 3_600_000_000])
     assert clock_is_wrong(-3_600_000_000, [0, 10, -3_600_000_000])
+
+
+def test_a_site_leads_only_if_all_that_are_heard_can_read_it() -> None:
+    assert all_can_read(2, [])
+    assert all_can_read(2, [2, 3])
+    assert not all_can_read(2, [2, 1])
 
 
 def told(watch: BoundsWatch, last: int, read: int, now_us: int) -> int | None:
