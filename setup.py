@@ -38,6 +38,7 @@ COMPILED = (
     "src/siltstone/broker/publish/append.py",
     "src/siltstone/broker/broker.py",
     "src/siltstone/broker/snapshots/capture.py",
+    "src/siltstone/broker/listen/shell.py",
     "src/siltstone/broker/listen/transport.py",
     "src/siltstone/broker/connect/connection.py",
     "src/siltstone/broker/publish/receive.py",

@@ -15,7 +15,6 @@ import gc
 import logging
 import signal
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -25,7 +24,7 @@ import uvloop
 
 from siltstone.async_guard import contain_async
 from siltstone.broker.access.access import load_access
-from siltstone.broker.broker import Act, Broker
+from siltstone.broker.broker import Broker
 from siltstone.broker.control.clock_watch import ClockWatch
 from siltstone.broker.control.disk_watch import DiskWatch, retained_free_bytes
 from siltstone.broker.control.recovered import tell_recovered
@@ -35,6 +34,7 @@ from siltstone.broker.control.sys_topics import SysTopics
 from siltstone.broker.listen.admission import STRANGERS_MAX, Admission, clients_within
 from siltstone.broker.listen.cluster_management import cluster_deeds
 from siltstone.broker.listen.descriptors import Shares, share_descriptors, tell_shares
+from siltstone.broker.listen.shell import LoopShell
 from siltstone.broker.listen.sockets import Listener, open_listener
 from siltstone.broker.listen.tls import server_context
 from siltstone.broker.listen.transport import ClientTransport
@@ -81,8 +81,6 @@ Job = Callable[[], Coroutine[object, object, None]]
 STORE_FAILED: Final = 3
 # Signals that request an action. Their default action would end the process.
 _ASKING: Final = (signal.SIGHUP, signal.SIGUSR1)
-_LOGIN_THREADS: Final = 4
-_READER_THREADS: Final = 4
 _UPKEEP_SECONDS: Final = 1.0
 _SWEEP_BUDGET: Final = 1000
 _STORE_TIMEOUT: Final = 60.0
@@ -209,55 +207,6 @@ def check_files(settings: BrokerSettings) -> None:
         )
 
         read_certificates(PosixFileSystem(), settings.flight)
-
-
-class LoopShell:
-    """Gives the broker access to the loop and to threads."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, tick: Act) -> None:
-        self._loop = loop
-        self._tick = tick
-        # An attribute, not a method, because it is called for every packet.
-        self.now: Callable[[], float] = loop.time
-        self._executor = ThreadPoolExecutor(_LOGIN_THREADS, "siltstone-login")
-        # Separate threads: reads are short, and must not wait for password hashes.
-        self._readers = ThreadPoolExecutor(_READER_THREADS, "siltstone-reader")
-        self._timer: asyncio.TimerHandle | None = None
-
-    def soon(self, act: Act) -> None:
-        self._loop.call_soon(act)
-
-    def soon_from_thread(self, act: Act) -> None:
-        # A shard may complete its last tickets after the loop has closed.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(act)
-
-    def in_thread(self, work: Act, then: Act) -> None:
-        self._executor.submit(self._work, work, then)
-
-    def read_in_thread(self, work: Act, then: Act) -> None:
-        self._readers.submit(self._work, work, then)
-
-    def _work(self, work: Act, then: Act) -> None:
-        """Run `work` on this thread, then `then` on the loop.
-
-        The futures of `run_in_executor` would form a reference cycle, which only the garbage
-        collector frees.
-        """
-        contain(work)
-        self.soon_from_thread(then)
-
-    def wake_at(self, at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._tick)
-
-    def close(self) -> None:
-        """Cancel the timer and all waiting work of threads; do not wait for the threads."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        self._readers.shutdown(wait=False, cancel_futures=True)
 
 
 class Server:

@@ -21,7 +21,7 @@ from siltstone.broker.control.sys_topics import SysTopics
 from siltstone.broker.listen.sockets import Listener
 from siltstone.broker.listen.transport import ClientTransport
 from siltstone.broker.retained.messages import RetainedMessages
-from siltstone.broker.server import EarlySignals, LoopShell, Server, run_server
+from siltstone.broker.server import EarlySignals, Server, run_server
 from siltstone.broker.settings.broker import BrokerSettings, ListenerSettings
 from siltstone.broker.settings.storage import SessionSettings
 from siltstone.clock import GuardedClock
@@ -522,47 +522,3 @@ def recovered(*, torn_bytes: int = 0) -> RecoveryReport:
     values: dict[str, Any] = dict.fromkeys(RecoveryReport.__dataclass_fields__, 0)
     values.update(torn_bytes=torn_bytes, rebuilt=[], foreign=[])
     return RecoveryReport(**values)
-
-
-class TestShell:
-    def test_it_runs_what_is_asked_for_and_when(self) -> None:
-        events: list[str] = []
-
-        async def play() -> None:
-            loop = asyncio.get_running_loop()
-            shell = LoopShell(loop, lambda: events.append("tick"))
-            shell.soon(lambda: events.append("soon"))
-            thread = threading.Thread(
-                target=shell.soon_from_thread, args=(lambda: events.append("from thread"),)
-            )
-            thread.start()
-            thread.join()
-            await until(lambda: len(events) == 2)
-            shell.wake_at(shell.now() + 3600)
-            # A new time takes the place of the one before.
-            shell.wake_at(shell.now())
-            await until(lambda: "tick" in events)
-            shell.in_thread(
-                lambda: events.append(threading.current_thread().name.partition("_")[0]),
-                lambda: events.append(threading.current_thread().name),
-            )
-            await until(lambda: len(events) == 5)
-            shell.wake_at(shell.now())
-            shell.close()
-            for _ in range(5):
-                await turn()
-
-        asyncio.run(play())
-        assert events == ["soon", "from thread", "tick", "siltstone-login", "MainThread"]
-
-    def test_a_thread_that_outlives_the_loop_is_not_heard(self) -> None:
-        async def make() -> LoopShell:
-            return LoopShell(asyncio.get_running_loop(), lambda: None)
-
-        shell = asyncio.run(make())
-        heard: list[str] = []
-        # The first loop is closed; what it is told goes nowhere, and raises nothing.
-        shell.soon_from_thread(lambda: heard.append("too late"))
-        asyncio.run(turn())
-        shell.close()
-        assert heard == []
