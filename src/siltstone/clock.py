@@ -1,4 +1,4 @@
-"""Clocks: time is a parameter, so that tests control it.
+"""Clocks: time is a parameter, so that tests control it. Compiled.
 
 A GuardedClock does not trust a wall clock that jumps. Between runs it needs a Sighting, which is
 the state of the clocks when they were last read. The store keeps the Sighting.
@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final, NewType, Protocol
+
+from mypy_extensions import mypyc_attr
 
 from siltstone.units import SECOND_US
 
@@ -275,6 +277,7 @@ class GuardedClock:
         return ahead_us > 0 and now - self._ahead_since >= self._confirm_seconds
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ManualClock:
     """A clock that moves only when it is told to."""
 

@@ -37,6 +37,10 @@ CHANGES: tuple[Operation, ...] = (*get_args(Change), *get_args(NameChange))
 BIG = b"b" * 20_000
 
 
+# The size of a value whose frame is large.
+LARGE = 70_000
+
+
 @dataclass
 class Faulty:
     """A store on a disk that can be told to fail, and the rows that it has acknowledged."""
@@ -149,25 +153,28 @@ def test_a_failed_sync_of_written_rows_poisons_too() -> None:
         assert list(survivors(here)) == [here.stored, here.stored[:1]]
 
 
-@pytest.mark.parametrize("nth", [1, 2])
+# A small frame is one write. A large one is two: the body, and then the header.
+@pytest.mark.parametrize(("nth", "size"), [(1, 1), (1, LARGE), (2, LARGE)])
 @pytest.mark.parametrize("keep_bytes", [0, 1, 20, 63])
-def test_a_failed_write_poisons_the_shard_and_leaves_nothing(nth: int, keep_bytes: int) -> None:
+def test_a_failed_write_poisons_the_shard_and_leaves_nothing(
+    nth: int, size: int, keep_bytes: int
+) -> None:
     with faulty() as here:
         here.append(Row("a", b"1"))
         here.faults.add(
             Fault(operation="write_at", errno=errno.EIO, nth=nth, keep_bytes=keep_bytes)
         )
-        here.refuse(PoisonedError, Row("a", b"2"), match="slab=0/1")
+        here.refuse(PoisonedError, Row("a", b"2" * size), match="slab=0/1")
         here.refuse(PoisonedError, Row("a", b"3"))
         here.check()
         assert list(survivors(here)) == [here.stored] * 2
 
 
-@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize(("nth", "size"), [(1, 500), (1, LARGE), (2, LARGE)])
 @pytest.mark.parametrize("keep_bytes", [0, 1, 20, 63])
 @pytest.mark.parametrize("and_then", ["the zeros are written", "nothing can be written"])
 def test_a_short_write_on_a_full_disk_is_refused_and_the_next_append_works(
-    nth: int, keep_bytes: int, and_then: str
+    nth: int, size: int, keep_bytes: int, and_then: str
 ) -> None:
     with faulty(thresholds=(1,)) as here:
         here.append(Row("a", b"1"))
@@ -180,7 +187,7 @@ def test_a_short_write_on_a_full_disk_is_refused_and_the_next_append_works(
                 repeat=and_then == "nothing can be written",
             )
         )
-        here.refuse(StorageFullError, Row("lost", b"2" * 500), Row("lost/too", b"3"))
+        here.refuse(StorageFullError, Row("lost", b"2" * size), Row("lost/too", b"3"))
         here.check()
         here.faults.clear()
         here.append(Row("b", b"2"))

@@ -18,6 +18,7 @@ import pytest
 from siltstone.errors import PoisonedError
 from siltstone.fs.faulty import Fault, FaultyFile, FaultyFileSystem, scripted_error
 from siltstone.fs.memory import MemoryFileSystem
+from siltstone.fs.translate import failure
 from siltstone.store.database import Database
 from siltstone.store.log.read.pieces import Row
 from tests.support.builders import World, as_given
@@ -57,6 +58,14 @@ class ForgetfulFile(FaultyFile):
         forgotten = self._forgetful.forgotten.get(self.path, {})
         for page in range(offset // PAGE_BYTES, -(-(offset + len(data)) // PAGE_BYTES)):
             forgotten.pop(page, None)
+
+    def write_durably(self, offset: int, data: bytes) -> None:
+        self.write_at(offset, data)
+        fault = self._forgetful.fault("sync", self.path)
+        if fault is not None:
+            self._forget()
+            raise failure(fault.errno, "write_durably", self.path)
+        self._file.write_durably(offset, data)
 
     def sync(self) -> None:
         fault = self._forgetful.fault("sync", self.path)

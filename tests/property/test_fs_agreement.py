@@ -32,6 +32,7 @@ def on_file(name: str, offset: int, data: bytes, size: int) -> Step:
             file.allocate(size // 2, size - size // 2)
             file.write(data)
             file.sync()
+            file.write_durably(offset // 2, data)
             return file.size(), file.read_at(offset, 100), bytes(file.map(writable=False))
 
     return step

@@ -112,6 +112,19 @@ class Durability(RuleBasedStateMachine):
                 file.sync()
             del states[:-1]
 
+    @rule(path=paths, offset=st.integers(0, 12), data=st.binary(min_size=1, max_size=12))
+    def write_durably(self, path: PurePath, offset: int, data: bytes) -> None:
+        if (states := self.model.file(path)) is not None:
+            with self.fs.open(path, writable=True) as file:
+                file.write_durably(offset, data)
+            before = states[-1].ljust(offset, b"\0")
+            current = before[:offset] + data + before[offset + len(data) :]
+            # The size and the pages of the range are durable; the other pages as before.
+            start = offset // PAGE_BYTES * PAGE_BYTES
+            stop = -(-(offset + len(data)) // PAGE_BYTES) * PAGE_BYTES
+            known = states[0][: len(current)].ljust(len(current), b"\0")
+            states[:] = [known[:start] + current[start:stop] + known[stop:], current]
+
     @rule(old=paths, new=paths)
     def rename(self, old: PurePath, new: PurePath) -> None:
         number = self.model.number(old)

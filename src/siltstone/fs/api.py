@@ -70,6 +70,15 @@ class File(Protocol):
         """Write all of data at offset; the file grows if necessary. Raises: StorageFullError."""
         ...
 
+    def write_durably(self, offset: int, data: bytes) -> None:
+        """Write all of data at offset and make it durable, as `write_at` and `sync` do.
+
+        The rest of the file need not become durable. After a DiskError never sync the file again.
+
+        Raises: StorageFullError, before the sync; DiskError.
+        """
+        ...
+
     def write(self, data: bytes | memoryview) -> None:
         """Write all of data at the end of the file. Raises: StorageFullError."""
         ...

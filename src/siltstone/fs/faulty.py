@@ -215,6 +215,14 @@ class FaultyFile:
             raise scripted_error(fault, self.path, needed_bytes=len(data))
         self._inner.write_at(offset, data)
 
+    def write_durably(self, offset: int, data: bytes) -> None:
+        # Faults may hit it as a write, or as the sync behind the write.
+        self.write_at(offset, data)
+        fault = self._fs.fault("sync", self.path)
+        if fault is not None:
+            raise failure(fault.errno, "write_durably", self.path)
+        self._inner.write_durably(offset, data)
+
     def write(self, data: bytes | memoryview) -> None:
         fault = self._fs.fault("write", self.path)
         if fault is not None:

@@ -75,6 +75,13 @@ class MemoryFile:
         with self._fs.changing("write_at", self._path):
             self._write(offset, data)
 
+    def write_durably(self, offset: int, data: bytes) -> None:
+        # Two operations: a power cut between them may keep the data or not.
+        self.write_at(offset, data)
+        with self._fs.changing("sync", self._path):
+            self._check()
+            self._node.sync_range(offset, len(data))
+
     def write(self, data: bytes | memoryview) -> None:
         with self._fs.changing("write", self._path):
             self._write(len(self._node.contents), data)

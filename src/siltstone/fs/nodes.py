@@ -62,6 +62,19 @@ class FileNode:
         self._durable_pages = frozenset(self.pages)
         self._smallest_size = len(self.contents)
 
+    def sync_range(self, offset: int, length: int) -> None:
+        """Make the pages of a range durable, and the size."""
+        self.check_holes()
+        size = len(self.contents)
+        durable = bytearray(self._durable_contents[:size].ljust(size, b"\0"))
+        start = offset // self.page_bytes
+        stop = -(-(offset + length) // self.page_bytes)
+        part = slice(start * self.page_bytes, stop * self.page_bytes)
+        durable[part] = self.contents[part]
+        self._durable_contents = bytes(durable)
+        self._durable_pages |= self.pages.intersection(range(start, stop))
+        self._smallest_size = size
+
     def check_holes(self) -> None:
         """Raise AssertionError if data was stored in a page that is not allocated."""
         holes = bytearray(self.contents)

@@ -36,9 +36,9 @@ def translate(
             return NotFoundError(f"no such file or directory: path={path}")
         case errno.EEXIST:
             return ExistsError(f"the file exists already: path={path}")
-        # After a failed sync of a directory the state of its names is unknown. StorageFullError
-        # would claim that nothing changed.
-        case errno.ENOSPC | errno.EDQUOT if operation != "sync_directory":
+        # After a failed sync the state on the disk is unknown. StorageFullError would claim that
+        # nothing changed.
+        case errno.ENOSPC | errno.EDQUOT if operation not in ("sync_directory", "write_durably"):
             return StorageFullError(path, needed_bytes=needed_bytes)
         # No file was opened, so nothing changed. This is not true for a directory sync after a
         # rename.

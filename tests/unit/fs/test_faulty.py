@@ -174,6 +174,21 @@ def test_a_short_write_at_an_offset_keeps_its_first_bytes() -> None:
     assert (fs.inner.read(A), caught.value.needed_bytes) == (b"\0ab", 5)
 
 
+def test_a_durable_write_fails_as_a_write_or_as_the_sync_behind_it() -> None:
+    fs = faulty(
+        Fault(operation="write_at", errno=errno.ENOSPC, keep_bytes=2),
+        Fault(operation="sync", errno=errno.EIO),
+    )
+    with fs.open(A, writable=True) as file:
+        with pytest.raises(StorageFullError):
+            file.write_durably(0, b"abc")
+        assert fs.inner.read(A) == b"ab"
+        with pytest.raises(DiskError, match=r"^write_durably failed: EIO: "):
+            file.write_durably(0, b"cde")
+        file.write_durably(3, b"f")
+    assert fs.inner.read(A) == b"cdef"
+
+
 def test_a_fault_tells_how_much_could_not_be_allocated() -> None:
     fs = faulty(Fault(operation="allocate", errno=errno.ENOSPC))
     with fs.open(A, writable=True) as file:

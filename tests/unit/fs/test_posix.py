@@ -24,6 +24,7 @@ from siltstone.errors import (
     StorageFullError,
     UsageError,
 )
+from siltstone.fs import posix
 from siltstone.fs.api import Entry, EntryKind
 from siltstone.fs.posix import (
     PosixFileSystem,
@@ -34,6 +35,7 @@ from siltstone.fs.posix import (
 )
 
 FS = PosixFileSystem()
+MOUNTS = Path("/proc/self/mountinfo")
 
 
 def failing(number: int) -> Callable[..., None]:
@@ -140,6 +142,53 @@ def test_short_writes_and_reads_are_carried_on(
     with FS.create(tmp_path / "a") as file:
         file.write_at(1, b"0123456789")
         assert file.read_at(0, 99) == b"\x000123456789"
+
+
+@pytest.mark.parametrize("types", [frozenset[str](), None])
+def test_a_durable_write_needs_a_sync_only_where_the_file_system_is_not_known_to_obey(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, types: frozenset[str] | None
+) -> None:
+    calls: list[str] = []
+    # This test must know the answer for the disk of the machine.
+    known = frozenset(line.split(" - ")[1].split()[0] for line in MOUNTS.read_text().splitlines())
+    monkeypatch.setattr(posix, "_OBEYING", known if types is None else types)
+    real_write = os.pwritev
+    monkeypatch.setattr(os, "fdatasync", lambda fd: calls.append("sync"))
+
+    def write(descriptor: int, parts: tuple[bytes], offset: int, flags: int) -> int:
+        calls.append("durable write")
+        return real_write(descriptor, parts, offset, flags)
+
+    monkeypatch.setattr(os, "pwritev", write)
+    with FS.create(tmp_path / "a") as file:
+        file.write_durably(1, b"abc")
+        file.write_durably(4, b"d")
+        assert file.read_at(0, 9) == b"\0abcd"
+    assert calls == (["durable write"] * 2 if types is None else ["sync"] * 2)
+
+
+def test_a_short_durable_write_is_carried_on_and_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(posix, "_syncs_ranges", lambda device: True)
+    monkeypatch.setattr(os, "pwritev", lambda fd, parts, at, flags: os.pwrite(fd, parts[0][:2], at))
+    monkeypatch.setattr(os, "fdatasync", lambda fd: calls.append("sync"))
+    with FS.create(tmp_path / "a") as file:
+        file.write_durably(1, b"abc")
+        assert file.read_at(0, 9) == b"\0abc"
+    assert calls == ["sync"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_durable_write_that_fails_leaves_the_state_of_the_disk_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(posix, "_syncs_ranges", lambda device: True)
+    monkeypatch.setattr(os, "pwritev", failing(number))
+    with FS.create(tmp_path / "a") as file, pytest.raises(DiskError) as caught:
+        file.write_durably(0, b"abc")
+    assert (caught.value.operation, caught.value.errno) == ("write_durably", number)
 
 
 def test_a_write_that_stores_nothing_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,8 @@ _ALLOCATE_MIN: Final = 64 * 1024
 _ALLOCATE_MAX: Final = 16 * 1024 * 1024
 # Maintenance allocates the next step when less than this is left.
 _AHEAD_MAX: Final = 1024 * 1024
+# A larger frame is written in two steps, body and header, and then synced: joining them is a copy.
+_JOINED_MAX: Final = 64 * 1024
 
 
 class Room:
@@ -96,7 +98,9 @@ class SegmentWriter:
     It belongs to the committer of the shard. Any thread may take and give up rooms.
     """
 
-    def __init__(self, file: File, segment: Segment, *, allocated: int) -> None:
+    def __init__(
+        self, file: File, segment: Segment, *, allocated: int, is_durable: bool = False
+    ) -> None:
         self._file = file
         self.segment = segment
         self._allocated = allocated
@@ -113,6 +117,10 @@ class SegmentWriter:
         self.notes_sync = True
         # The end of the last frame that was written; rooms may follow it.
         self._written = index.end_position
+        # Whether the file may have contents before `_end` that are not durable.
+        self._is_dirty = not is_durable
+        # Whether the marks in the header of the segment are behind the disk.
+        self.has_old_marks = False
         self._unpublished: list[tuple[int, FrameHeader, Directory]] = []
 
     @property
@@ -191,6 +199,7 @@ class SegmentWriter:
             self._allocate(end)
             seed = self.segment.header.seed
             head = encode_room(end - start, self._next_serial, self._last_us, seed)
+            self._is_dirty = True
             self._file.write_at(start, head)
             self._end = end
         position = start + HEADER_BYTES
@@ -210,16 +219,20 @@ class SegmentWriter:
             self._spare.add(room)
             # A room at the end becomes zeros again, and the next frame overwrites it.
             while (last := self._spare.take_ending_at(self._end)) is not None:
+                self._is_dirty = True
                 self._file.write_at(last.start, bytes(HEADER_BYTES + last.filled))
                 self._end = last.start
 
-    def write(self, header: FrameHeader, body: bytes, directory: Directory) -> None:
+    def write(
+        self, header: FrameHeader, body: bytes, directory: Directory, *, durably: bool = False
+    ) -> bool:
         """Write a frame behind the last one; readers see it after `publish`.
 
         The directory lists the streams of the body, so that a compressed body need not be
-        decompressed.
+        decompressed. If the frame shall be durable, is small, and everything before it is durable,
+        one system call writes and syncs it; then the result is True.
 
-        Raises: StorageFullError, with nothing changed.
+        Raises: StorageFullError, with nothing changed; DiskError.
         """
         if self._claim is None:
             fits = self.claim(
@@ -238,14 +251,23 @@ class SegmentWriter:
             with self._lock:
                 self._allocate(position + length)
             written = length
-            # The header is written last: a body without a header is not a frame.
-            self._file.write_at(position + HEADER_BYTES, body)
-            self._file.write_at(position, head)
+            alone = durably and not self._is_dirty and length <= _JOINED_MAX
+            if alone:
+                self._file.write_durably(position, head + body)
+            else:
+                self._is_dirty = True
+                # The header is written last: a body without a header is not a frame.
+                self._file.write_at(position + HEADER_BYTES, body)
+                self._file.write_at(position, head)
         except SiltstoneError as exc:
             self._take_back(position, header, written, exc)
             raise
         self._written = position + length
+        if alone:
+            self.segment.cells[SYNCED] = self._written
+            self.has_old_marks = True
         self._unpublished.append((position, header, directory))
+        return alone
 
     def give_up_claim(self, next_serial: int) -> None:
         """Take back the place that was claimed for a frame, if the frame was not written; the next
@@ -274,14 +296,19 @@ class SegmentWriter:
                 ) from error
             self._end = position
             self._next_serial = header.first_serial
+            self._is_dirty = True
             if written:
                 # Bytes of a payload left behind the end could be mistaken for a frame later.
                 self._file.write_at(position, bytes(written))
 
     def sync(self) -> None:
         """Make everything written so far durable, then record the synced position in the file."""
+        with self._lock:
+            # First: a room that is taken during the sync is not durable.
+            self._is_dirty = False
         self._file.sync()
         self.segment.cells[SYNCED] = self._written
+        self.has_old_marks = False
 
     def publish(self) -> None:
         """Make everything written so far visible to readers."""
@@ -357,4 +384,4 @@ def create_segment(
             fs.remove(temporary)
         raise
     segment.add(SEGMENT_HEADER_BYTES, state)
-    return SegmentWriter(file, segment, allocated=allocated)
+    return SegmentWriter(file, segment, allocated=allocated, is_durable=True)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import uvloop
@@ -116,9 +115,12 @@ def test_acts_of_a_thread_and_of_the_loop_keep_their_order() -> None:
 def test_an_act_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     events: list[str] = []
 
+    def fail() -> None:
+        raise RuntimeError("a mistake")
+
     async def play() -> None:
         shell = LoopShell(asyncio.get_running_loop(), lambda: None)
-        shell.soon(partial(int, "no number"))
+        shell.soon(fail)
         shell.soon(lambda: events.append("next"))
         await until(lambda: bool(events))
         shell.close()

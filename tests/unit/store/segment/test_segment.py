@@ -294,6 +294,83 @@ class TestWrite:
         store(writer, frame)
         assert fs.crash_clone().read(PATH)[FIRST : writer.end_position] == frame_bytes(frame)
 
+    def test_a_small_frame_behind_durable_ones_is_written_and_synced_at_once(self) -> None:
+        fs = slab_fs()
+        writer = new_segment(fs)
+        store(writer, rows_frame({1: [b"a"]}))
+        fs.operations.clear()
+        second, third = rows_frame({1: [b"b"]}, serial=1), rows_frame({1: [b"c"]}, serial=2)
+        assert [writer.write(*second, durably=True), writer.write(*third, durably=True)] == [
+            True,
+            True,
+        ]
+        assert fs.operations == [f"write_at {PATH}.tmp", f"sync {PATH}.tmp"] * 2
+        assert writer.segment.synced_position == writer.end_position
+        writer.publish()
+        survived = fs.crash_clone()
+        recovered = recover_segment(survived, PATH, allocated=SEGMENT_BYTES)
+        assert values_in(recovered.writer.segment) == [b"a", b"b", b"c"]
+
+    def test_the_header_of_the_file_is_behind_durable_frames_until_a_sync(self) -> None:
+        fs = slab_fs()
+        writer = new_segment(fs)
+        store(writer, rows_frame({1: [b"a"]}))
+        writer.write(*rows_frame({1: [b"b"]}, serial=1), durably=True)
+        writer.publish()
+        assert open_segment(fs.crash_clone(), PATH).synced_position == FIRST
+        writer.sync()
+        marks = [writer.has_old_marks]
+        assert marks == [False]
+        reader = open_segment(fs.crash_clone(), PATH)
+        reader.follow()
+        assert values_in(reader) == [b"a", b"b"]
+
+    def test_a_frame_behind_one_that_is_not_durable_needs_a_sync(self) -> None:
+        writer = new_segment(slab_fs())
+        store(writer, rows_frame({1: [b"a"]}), sync=False)
+        assert not writer.write(*rows_frame({1: [b"b"]}, serial=1), durably=True)
+        writer.sync()
+        assert writer.write(*rows_frame({1: [b"c"]}, serial=2), durably=True)
+
+    def test_a_frame_behind_a_room_needs_a_sync(self) -> None:
+        writer = new_segment(slab_fs())
+        writer.sync()
+        assert writer.take_room(64, spare_bytes=0) is not None
+        assert not writer.write(*rows_frame({1: [b"a"]}), durably=True)
+
+    def test_a_large_frame_is_written_in_two_steps(self) -> None:
+        writer = new_segment(slab_fs(), file_bytes=BIG)
+        writer.sync()
+        assert not writer.write(*rows_frame({1: [bytes(1 << 17)]}), durably=True)
+
+    def test_a_durable_frame_for_which_the_disk_is_full_leaves_zeros(self) -> None:
+        fs, writer = faulty_segment()
+        writer.sync()
+        fs.add(Fault(operation="write_at", errno=errno.ENOSPC, keep_bytes=70))
+        frame = rows_frame({1: [b"a"]})
+        with pytest.raises(StorageFullError):
+            writer.write(*frame, durably=True)
+        assert not any(fs.inner.read(PATH)[FIRST:])
+        # The zeros are not durable, so the next frame needs a sync.
+        assert not writer.write(*frame, durably=True)
+
+    @pytest.mark.parametrize("operations", range(3))
+    def test_a_power_cut_in_a_durable_write_leaves_the_frame_or_nothing(
+        self, operations: int
+    ) -> None:
+        fs = slab_fs()
+        writer = new_segment(fs)
+        store(writer, rows_frame({1: [b"a"]}))
+        fs.operations_left = operations
+        with suppress(PowerCut):
+            writer.write(*rows_frame({1: [b"b" * 3000]}, serial=1), durably=True)
+        for seed in range(20):
+            survived = fs.crash_clone(Random(seed))
+            recovered = recover_segment(survived, PATH, allocated=SEGMENT_BYTES)
+            values = values_in(recovered.writer.segment)
+            assert values in ([b"a"], [b"a", b"b" * 3000])
+            assert operations < 2 or len(values) == 2
+
     def test_a_frame_fits_up_to_the_last_byte(self) -> None:
         writer = new_segment(slab_fs())
         room = SEGMENT_BYTES - FIRST - HEADER_BYTES

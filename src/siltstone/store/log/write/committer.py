@@ -351,9 +351,11 @@ class Committer:
         after = header.first_serial + header.row_count
         if not record.wants_sync and after > writer.segment.reserved_serial:
             self._durably(partial(writer.reserve, after + _RESERVE_ROWS))
-        writer.write(header, record.body, record.directory)
+        # Other sites may count a record of a shared log, or not: it is synced when it counts.
+        durably = record.wants_sync and self.log is LOCAL_LOG
+        if not writer.write(header, record.body, record.directory, durably=durably):
+            self.unsynced = True
         self._stored.append(record)
-        self.unsynced = True
         self.next_serial = after
         self.last_timestamp_us = header.last_timestamp_us
 
@@ -396,6 +398,21 @@ class Committer:
         """Sync the rows that were written without a sync."""
         self.check()
         if self.unsynced:
+            self._durably(self._active().sync)
+            self.unsynced = False
+
+    @property
+    def has_old_marks(self) -> bool:
+        """Whether the header of the segment is behind the frames on the disk: after a power cut,
+        readers see the last rows only when the shard is opened for writing.
+        """
+        active = self._writer.active
+        return active is not None and active.has_old_marks
+
+    def renew_marks(self) -> None:
+        """Make the header of the segment durable, with all frames."""
+        self.check()
+        if self.has_old_marks:
             self._durably(self._active().sync)
             self.unsynced = False
 

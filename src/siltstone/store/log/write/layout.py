@@ -1,4 +1,4 @@
-"""The log layout of one shard: it stores calls as frames and turns generations over.
+"""The log layout of one shard: it stores calls as frames and turns generations over. Compiled.
 
 A lock protects the refused sequences, which threads share. Everything else belongs to the thread of
 the shard.
@@ -25,6 +25,8 @@ _LOG: Final = logging.getLogger("siltstone.store")
 # A frame holds at most this much, unless a single call is larger.
 _FRAME_BYTES: Final = 16 * 1024 * 1024
 _FRAME_ROWS: Final = 1 << 20
+# How long the header of a segment may be behind the frames on the disk.
+_MARKS_SECONDS: Final = 1.0
 
 TurnOver = Callable[[Committer], Committer]
 # Returns for each call its outcome if it is not to be stored now, else None.
@@ -137,6 +139,8 @@ class LogLayout:
         if self.committer.unsynced:
             interval = settings.sync_interval
             seconds = interval if seconds is None else min(seconds, interval)
+        elif self.committer.has_old_marks:
+            seconds = _MARKS_SECONDS if seconds is None else min(seconds, _MARKS_SECONDS)
         return seconds
 
     def look_after(self) -> None:
@@ -154,15 +158,20 @@ class LogLayout:
             self.committer.park()
 
     def _sync_in_time(self) -> None:
-        """Sync rows that were written without a sync, when `sync_interval` has passed."""
-        if not self.committer.unsynced:
+        """Sync rows that were written without a sync, when `sync_interval` has passed, and the
+        header of the segment, when `_MARKS_SECONDS` have passed.
+        """
+        committer = self.committer
+        if not committer.unsynced and not committer.has_old_marks:
             self._written_at = 0.0
             return
         now = self._clock.monotonic()
         if self._written_at == 0.0:
             self._written_at = now
-        if now - self._written_at >= self.committer.settings.sync_interval:
-            self.committer.sync()
+        interval = committer.settings.sync_interval if committer.unsynced else _MARKS_SECONDS
+        if now - self._written_at >= interval:
+            committer.sync()
+            committer.renew_marks()
             self._written_at = 0.0
 
     def release(self) -> SiltstoneError | None:
@@ -180,6 +189,12 @@ class LogLayout:
 
     def _store(self, calls: list[Call]) -> list[Outcome | Exception]:
         stored: list[Outcome | Exception] = []
+        if len(calls) == 1 and calls[0].block is None:
+            # The flush of a few rows: the same without the groups.
+            try:
+                return self.committer.commit(calls)
+            except SiltstoneError as exc:
+                return [exc]
         for has_block, group in groupby(calls, key=_has_block):
             run = list(group)
             try:

@@ -351,6 +351,37 @@ class TestSync:
             submit(shard, call_on("t", sync=False)).wait()
             assert synced.wait(10)
 
+    def test_the_header_of_the_segment_is_durable_a_second_after_the_rows(self) -> None:
+        fs = MemoryFileSystem()
+        world = World(fs)
+        world.clock.advance(100)
+        committer = begun(world)
+        with started(committer, world) as shard:
+            states = []
+            for seconds in (0.0, 0.5, 0.4, 0.2):
+                world.clock.advance(seconds)
+                submit(shard, call_on("t")).wait()
+                # An order is obeyed after the shard has looked after what it wrote.
+                shard.configure(committer.settings)
+                states.append(committer.has_old_marks)
+        assert states == [True, True, True, False]
+
+    def test_the_header_of_the_segment_is_durable_soon_if_the_shard_is_idle(self) -> None:
+        world = World()
+        committer = begun(world)
+        renewed = Event()
+
+        def housekeeping() -> None:
+            world.clock.advance(1.0)
+            if not committer.has_old_marks:
+                renewed.set()
+
+        with started(committer, world, housekeeping=housekeeping) as shard:
+            submit(shard, call_on("t")).wait()
+            submit(shard, call_on("t")).wait()
+            renewed.clear()
+            assert renewed.wait(10)
+
     def test_sync_makes_everything_before_it_durable(self) -> None:
         fs = MemoryFileSystem()
         world = World(fs)
