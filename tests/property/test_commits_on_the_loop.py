@@ -343,7 +343,7 @@ class World:
 FAULTS = (
     Fault(operation="allocate", errno=errno.ENOSPC),
     Fault(operation="allocate", errno=errno.ENOSPC, nth=2),
-    Fault(operation="write", errno=errno.ENOSPC, nth=2),
+    Fault(operation="write_at", errno=errno.ENOSPC, nth=2),
     Fault(operation="sync", errno=errno.EIO),
     Fault(operation="sync", errno=errno.EIO, nth=3),
 )

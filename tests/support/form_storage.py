@@ -344,11 +344,28 @@ def _operate(rng: Random, tx: Any, timed: bool) -> Any:
             return tx.write(name, rng.randbytes(2), **times)
 
 
+def _tend(rng: Random, world: World) -> Any:
+    """Do anything to a database besides transactions."""
+    database = world.database
+    match rng.randrange(5):
+        case 0:
+            database.seal()
+        case 1:
+            database.drop_slab(rng.choice([record.id for record in database.slabs()]))
+        case 2:
+            database.configure(max_items=rng.choice((1, 1000)), topic_cache=rng.choice((2, 9)))
+        case 3:
+            database.enforce_retention()
+        case _:
+            return database.outcome("one", shard=0), str(database.failure)
+    return [(record.id, record.state) for record in database.slabs()]
+
+
 def commits(rng: Random) -> Any:
     """Run overlapping transactions, commit some together, and close and open at random."""
     timed = rng.random() < 0.5
     found: list[Any] = []
-    feed_bytes = rng.choice((0, 100, 1 << 20))
+    feed_bytes = rng.choice((0, 1, 100, 1 << 20))
     with World(timed=timed, thresholds=(rng.choice((0, 2)),), feed_bytes=feed_bytes) as world:
         for _ in range(rng.randrange(1, 5)):
             open_ones = [
@@ -367,6 +384,8 @@ def commits(rng: Random) -> Any:
                     found.append(attempt(lambda tx=tx: (tx.serial, tx.duplicate)))
                 else:
                     found.append(ticket)
+            if rng.random() < 0.5:
+                found.append(attempt(_tend, rng, world))
             if rng.random() < 0.2:
                 world.reopen()
             world.clock.advance(rng.choice((0.0, 0.5)))

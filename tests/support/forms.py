@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, Final
 
 from siltstone.version import form
-from tests.support import form_brokers, form_packets, form_storage
+from tests.support import form_brokers, form_log, form_packets, form_storage
 
 # Each subject, with the number of cases that takes as long as a thousand of the fastest subject.
 SUBJECTS: Final[dict[str, tuple[Callable[[Random], Any], int]]] = {
@@ -35,6 +35,9 @@ SUBJECTS: Final[dict[str, tuple[Callable[[Random], Any], int]]] = {
     "loops": (form_storage.loops, 250),
     "snapshot": (form_storage.snapshot, 25),
     "commits": (form_storage.commits, 10),
+    "changes": (form_log.change_records, 500),
+    "committer": (form_log.committer, 25),
+    "queue": (form_log.queue, 25),
     "volatile": (form_brokers.volatile, 10),
     "memory": (form_brokers.memory, 10),
     "durable": (form_brokers.durable, 3),
