@@ -4,6 +4,7 @@ inputs, each in a process of its own, and the outcomes are compared.
 
 from __future__ import annotations
 
+import ast
 import os
 import random
 import subprocess
@@ -21,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 SEED = 1
 ROUNDS = 1
 TOUCHING_CASES = 25
+# At most this share of the functions of a compiled module may be run by no case.
+TOUCHED_SHARE_MISSING = 0.5
 SOAK_ROUNDS = 200
 SOAK_SEEDS = 2
 TIMEOUT_SECONDS = 3_600
@@ -117,11 +120,36 @@ def test_both_forms_agree_on_every_case(pure: Path) -> None:
     compare(pure, SEED, parts_of(SUBJECTS, ROUNDS))
 
 
-def test_the_cases_run_every_compiled_module(pure: Path) -> None:
+def functions_of(module: str) -> set[str]:
+    """Return the qualified names of the functions that a module defines, without protocols."""
+    found: set[str] = set()
+
+    def walk(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                if not any("Protocol" in ast.unparse(base) for base in child.bases):
+                    walk(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(prefix + child.name)
+
+    walk(ast.parse((ROOT / module).read_text("utf-8")), "")
+    return found
+
+
+def test_the_cases_run_most_functions_of_every_compiled_module(pure: Path) -> None:
     parts = [f"{subject}:0:{TOUCHING_CASES}" for subject in SUBJECTS]
     lines = run("--touched", SEED, *parts, path=pure)
-    touched = {line.removeprefix("touched ") for line in lines if line.startswith("touched ")}
-    assert sorted(set(compiled_modules()) - touched) == []
+    touched = {tuple(line.split(" ")[1:]) for line in lines if line.startswith("touched ")}
+    missing = {
+        module: sorted(names - {name for at, name in touched if at == module})
+        for module in compiled_modules()
+        if (names := functions_of(module))
+    }
+    assert {
+        module: names
+        for module, names in missing.items()
+        if len(names) > TOUCHED_SHARE_MISSING * len(functions_of(module))
+    } == {}
 
 
 @pytest.mark.soak

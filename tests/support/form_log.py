@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import struct
 import time
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import PurePath
 from random import Random
@@ -23,22 +24,28 @@ from siltstone.errors import (
 )
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.rows.batch import row_batch
 from siltstone.store.log.read.pieces import Batch
 from siltstone.store.log.read.scan import Span, read_slab
 from siltstone.store.log.write.committer import Committer
 from siltstone.store.log.write.cook import ROW_OVERHEAD, Block, Call
 from siltstone.store.segment.writer import Room
-from siltstone.store.tx.commit.changes import ChangeList, changes_end, changes_key, decode_changes
+from siltstone.store.tx.commit.changes import (
+    ChangeList,
+    changes_end,
+    changes_key,
+    decode_changes,
+    head_of,
+)
 from siltstone.store.tx.commit.changes import decode_state as decode_change_state
-from siltstone.store.tx.commit.changes import head_of
 from siltstone.store.writer.queue import Queued, ShardWriter
 from siltstone.store.writer.ticket import Outcome, Ticket
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import NOW_US, World, begun, reopened, settings_of, slab_place
 from tests.support.form_packets import attempt, changed
+from tests.support.row_batches import row_batch
 
 NAMES = (b"a", b"b", b"a/b", b"a/c", b"$x/y", "é".encode())
+Commit = Callable[[list[Call]], list[Outcome | Exception]]
 EDGES = (0, 1, 2**31, 2**32, 2**63, 2**64 - 1)
 PATIENCE_SECONDS = 60.0
 
@@ -87,6 +94,10 @@ def _told(outcome: Outcome | Exception) -> Any:
     return outcome.duplicate, outcome.count, outcome.timestamp_us, outcome.serials()
 
 
+def _committed(commit: Commit, calls: list[Call]) -> list[Any]:
+    return [_told(outcome) for outcome in commit(calls)]
+
+
 def _rows(committer: Committer) -> Any:
     slab = committer.slab
     found = read_slab(slab, slab.match(TopicFilter.parse("#")), Span())
@@ -124,7 +135,6 @@ def _tend(rng: Random, committer: Committer, rooms: list[Room]) -> Any:
                 committer.is_handy(rng.choice((1, 100, 30_000, 2**40))),
                 committer.is_scattered(1, rng.choice((1, 3)), NOW_US + rng.choice((0, 10**7))),
                 committer.has_stored(b"x" * 16, rng.choice((0, 1, 2))),
-                committer.segment_place,
                 committer.rows,
                 committer.size_bytes(),
                 committer.used_bytes(),
@@ -149,13 +159,13 @@ def committer(rng: Random) -> Any:
     memory = MemoryFileSystem(capacity_bytes=rng.choice((1 << 60, 300_000)))
     fs = FaultyFileSystem(memory)
     world = World(fs, ManualClock(NOW_US))
-    changes = {
+    changes: dict[str, Any] = {
         "compression": rng.choice(("none", "zstd", "lz4")),
         "thresholds": rng.choice(((0,), (2, 1), (100,))),
         "topic_cache": rng.choice((2, 100)),
     }
     found: list[Committer] = []
-    writing = attempt(lambda: found.append(begun(world, **changes)))
+    writing = attempt(lambda: found.append(begun(world, shard=0, **changes)))
     if not found:
         return writing
     made, rooms, told = found[0], list[Room](), list[Any]()
@@ -170,7 +180,7 @@ def committer(rng: Random) -> Any:
                 fs.clear()
             case 2:
                 calls = [_block(rng, rooms) for _ in range(rng.choice((1, 1, 3)))]
-                told.append(attempt(lambda calls=calls: [*map(_told, made.commit_blocks(calls))]))
+                told.append(attempt(_committed, made.commit_blocks, calls))
             case 3:
                 told.append(attempt(_tend, rng, made, rooms))
             case 4 if rng.random() < 0.3:
@@ -179,11 +189,11 @@ def committer(rng: Random) -> Any:
                 world = World(fs, world.clock)
                 attempt(made.close)
                 memory = fs.inner  # type: ignore[assignment]
-                made, report = reopened(world, **changes)
+                made, report = reopened(world, shard=0, **changes)
                 told.append(str(report))
             case _:
                 calls = [_call(rng) for _ in range(rng.choice((1, 1, 2, 4)))]
-                told.append(attempt(lambda calls=calls: [*map(_told, made.commit(calls))]))
+                told.append(attempt(_committed, made.commit, calls))
         told.append((made.next_serial, made.last_timestamp_us, str(made.poisoned_by)))
     told.append(attempt(_rows, made))
     if rng.random() < 0.5:

@@ -357,7 +357,7 @@ def _tend(rng: Random, world: World) -> Any:
         case 3:
             database.enforce_retention()
         case _:
-            return database.outcome("one", shard=0), str(database.failure)
+            return database.outcome("one", shard=0), str(database.failure())
     return [(record.id, record.state) for record in database.slabs()]
 
 

@@ -4,8 +4,8 @@
 
 Each subject draws its own inputs, so a case is the same in every form and in every run. The output
 has one line for each subject, with the digest of the results of all cases. With --show the results
-themselves are printed, and with --touched the modules whose code ran, which only the pure form can
-report.
+themselves are printed, and with --touched the functions that ran, with their modules, which only
+the pure form can report.
 """
 
 from __future__ import annotations
@@ -60,19 +60,22 @@ def digest(subject: str, seed: int, cases: range) -> str:
 
 
 class Touched:
-    """The files of the package in which a function was called."""
+    """The functions of the package that were called."""
 
     def __init__(self) -> None:
-        self.files: set[str] = set()
+        self.functions: set[tuple[str, str]] = set()
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         if event == "call":
-            self.files.add(frame.f_code.co_filename)
+            code = frame.f_code
+            self.functions.add((code.co_filename, code.co_qualname))
 
-    def modules(self) -> list[str]:
-        """Return their paths below `src`."""
-        parts = (name.rpartition("/siltstone/") for name in self.files)
-        return sorted({f"src/siltstone/{name}" for _, found, name in parts if found})
+    def named(self) -> list[tuple[str, str]]:
+        """Return the path of the module of each below `src`, and its qualified name."""
+        parts = ((*name.rpartition("/siltstone/"), called) for name, called in self.functions)
+        return sorted(
+            {(f"src/siltstone/{name}", called) for _, found, name, called in parts if found}
+        )
 
 
 def _tell(*words: object) -> None:
@@ -96,8 +99,8 @@ def main(arguments: list[str]) -> None:
         else:
             _tell(part, digest(subject, int(seed), cases))
     sys.setprofile(None)
-    for module in touched.modules():
-        _tell("touched", module)
+    for module, called in touched.named():
+        _tell("touched", module, called)
 
 
 if __name__ == "__main__":
