@@ -7,11 +7,18 @@ left, and the client gets in again, time after time with the session that its cu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 
 import pytest
 
 from siltstone.broker.settings.storage import StoreRule
+from siltstone.errors import (
+    OutcomeUnknownError,
+    OverloadedError,
+    SiltstoneError,
+    StorageFullError,
+)
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import (
     ConnAck,
@@ -41,7 +48,9 @@ RULES = {
 }
 
 
-def conversation(version: Version, *, clean_start: bool = False) -> list[bytes]:
+def conversation(
+    version: Version, *, clean_start: bool = False, expiry_seconds: int = 300
+) -> list[bytes]:
     """Return what a client sends that trusts its link, packet by packet."""
     is_5 = version is V5
     packets: list[Packet] = [
@@ -50,7 +59,7 @@ def conversation(version: Version, *, clean_start: bool = False) -> list[bytes]:
             client_id="radio",
             clean_start=clean_start,
             will=Will(topic=b"a/will", payload=b"gone", qos=1, retain=True),
-            properties=Properties(session_expiry_interval=300 if is_5 else None),
+            properties=Properties(session_expiry_interval=expiry_seconds if is_5 else None),
         ),
         Subscribe(
             packet_id=1,
@@ -74,6 +83,8 @@ class Bench:
     def __init__(self, **settings: Any) -> None:
         self.core = DurableCore(automatic=False, **settings)
         self.core.hold()
+        # The outcome of the next appends.
+        self.error: SiltstoneError | None = None
 
     def step(self) -> bool:
         """Let the next thing happen; tell whether there was any."""
@@ -89,9 +100,9 @@ class Bench:
             core.hold()
             then()
         elif core.retained_log.pending:
-            core.retained_log.settle()
+            core.retained_log.settle(self.error)
         elif core.database.pending:
-            core.database.settle()
+            core.database.settle(self.error)
         else:
             core.let_go()
             core.hold()
@@ -105,6 +116,11 @@ class Bench:
             steps += 1
             assert steps < STEPS_MAX, "the broker does not come to rest"
         return steps
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the clock move on, and the timers that are due run."""
+        self.core.clock.advance(seconds)
+        self.core.broker.tick()
 
     def demand_rest(self) -> None:
         """See that nothing is left of a connection that was cut."""
@@ -171,6 +187,60 @@ def test_after_any_wait_the_client_gets_in_again(
         bench.demand_rest()
         steps += 1
     assert steps > len(packets)
+    bench.demand_entry(version)
+
+
+def test_after_any_wait_the_session_may_expire_at_any_later_one(bench: Bench) -> None:
+    data = b"".join(conversation(V5, expiry_seconds=1))
+    steps, has_ended = 0, False
+    while not has_ended:
+        wire = bench.core.wire(V5)
+        wire.send_bytes(data)
+        for _ in range(steps):
+            has_ended = not bench.step()
+        wire.drop()
+        # The end of the connection, the will and the save have waits of their own.
+        for _ in range(steps % 5):
+            bench.step()
+        bench.pass_time(2.0)
+        bench.finish()
+        bench.pass_time(2.0)
+        bench.finish()
+        bench.demand_rest()
+        assert bench.core.peek("radio") is None
+        steps += 1
+    assert steps > len(conversation(V5))
+    bench.demand_entry(V5)
+
+
+ERRORS = (
+    OverloadedError("too many bytes wait"),
+    StorageFullError(PurePath("/data"), needed_bytes=1),
+    OutcomeUnknownError("an internal error"),
+)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_after_any_wait_the_store_may_fail(
+    bench: Bench, version: Version, error: SiltstoneError
+) -> None:
+    data = b"".join(conversation(version))
+    steps, has_ended = 0, False
+    while not has_ended:
+        wire = bench.core.wire(version)
+        wire.send_bytes(data)
+        for _ in range(steps):
+            has_ended = not bench.step()
+        bench.error = error
+        for _ in range(steps % 3):
+            bench.step()
+        wire.drop()
+        bench.finish()
+        bench.error = None
+        bench.demand_rest()
+        steps += 1
+    assert steps > len(conversation(version))
     bench.demand_entry(version)
 
 

@@ -404,7 +404,8 @@ def change_records(rng: Random) -> Any:
     if isinstance(record, bytes):
         broken = changed(rng, record)
         told.append(attempt(lambda: _facts(decode_changes(broken))))
-        told.append(attempt(lambda: _place(head_of(key, broken))))
+        place = key if isinstance(key, bytes) else b""
+        told.append(attempt(lambda: _place(head_of(place, broken))))
         told.append(attempt(lambda: decode_change_state(broken[: rng.choice((31, 32))]).encode()))
     return told
 

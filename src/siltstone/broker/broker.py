@@ -235,10 +235,13 @@ class Broker:
 
     def _write_out(self, outbox: Outbox) -> None:
         """Write the bytes of an outbox, then let it send waiting messages."""
+        parts = outbox.take_parts()
         data = outbox.take()
         sink = outbox.sink
         if sink is None:
             return
+        for part in parts:
+            sink(part)
         if data:
             sink(data)
         if outbox.waits:

@@ -23,6 +23,8 @@ PUBREL: Final = 0x62
 PUBCOMP: Final = 0x70
 
 NO_EXPIRY: Final = -1
+# A payload of this size is not copied behind the header of its packet.
+LARGE_PAYLOAD: Final = 65_536
 
 _V5: Final = 5
 # The largest header without topic, properties and payload; and the largest packet.
@@ -101,6 +103,23 @@ def write_publish(
 
     Raises: UsageError for a packet that exceeds the maximum size of MQTT.
     """
+    write_publish_head(out, version, topic, payload, flags, packet_id, properties)
+    out.write(payload)
+
+
+def write_publish_head(
+    out: BytesWriter,
+    version: int,
+    topic: bytes,
+    payload: bytes,
+    flags: int,
+    packet_id: int,
+    properties: bytes,
+) -> None:
+    """Write a PUBLISH packet up to its payload.
+
+    Raises: UsageError for a packet that exceeds the maximum size of MQTT.
+    """
     flag: i64 = flags
     size: i64 = 2 + len(topic) + len(payload)
     if flag & 3 != 0:
@@ -118,7 +137,6 @@ def write_publish(
     if version == _V5:
         _write_variable(out, len(properties))
         out.write(properties)
-    out.write(payload)
 
 
 def publish_size(version: int, topic: bytes, payload: bytes, flags: int, properties: bytes) -> int:
@@ -160,7 +178,10 @@ class PublishWriter:
         packet_id: int,
         properties: bytes,
     ) -> None:
-        """Write a message that fits, with an alias instead of its topic if there is one."""
+        """Write a message that fits, with an alias instead of its topic if there is one.
+
+        The payload is left to the caller if it is large (`LARGE_PAYLOAD`): it need not be copied.
+        """
         if self._alias_max > 0:
             alias = self._aliases.get(topic)
             if alias is not None:
@@ -175,7 +196,9 @@ class PublishWriter:
                 if self.fits(topic, payload, flags, aliased):
                     self._aliases[topic] = alias
                     properties = aliased
-        write_publish(out, self._version, topic, payload, flags, packet_id, properties)
+        write_publish_head(out, self._version, topic, payload, flags, packet_id, properties)
+        if len(payload) < LARGE_PAYLOAD:
+            out.write(payload)
 
 
 def with_expiry(properties: bytes, seconds: int) -> bytes:

@@ -20,6 +20,7 @@ from typing import Final, Protocol
 from librt.strings import BytesWriter
 
 from siltstone.mqtt.publish import (
+    LARGE_PAYLOAD,
     PUBACK,
     PUBREC,
     PUBREL,
@@ -100,6 +101,10 @@ class Outbox:
         self.completed = 0
         self.sent_bytes = 0
         self._out: BytesWriter | None = None
+        # The bytes before those of `_out`. A large payload is a part of its own, which is not
+        # copied: the copies of one message would hold up all other clients.
+        self._parts: list[bytes] = []
+        self._parts_bytes = 0
         self._window = 0
         self._buffer_max = 0
         self._publishes = PublishWriter(0, 0, 0)
@@ -175,6 +180,8 @@ class Outbox:
         self.sink = None
         self.refill = None
         self._out = None
+        self._parts = []
+        self._parts_bytes = 0
         self._again.clear()
         self._queue.keep_acknowledged()
         self._relieve()
@@ -421,14 +428,25 @@ class Outbox:
         if self._relieved and self._queue.is_short():
             self._relieve()
 
+    def take_parts(self) -> list[bytes]:
+        """Return the bytes to write now up to the last large payload, without copying it; empty if
+        there is none. `take` returns the rest.
+        """
+        parts, self._parts = self._parts, []
+        if parts:
+            self.sent_bytes += self._parts_bytes
+            self._parts_bytes = 0
+        return parts
+
     def take(self) -> bytes:
         """Return the bytes to write now; empty if the connection has ended."""
         self.touched = False
+        parts = self.take_parts() if self._parts_bytes > 0 else None
         out = self._out
         self._out = None
         data = b"" if out is None else out.getvalue()
         self.sent_bytes += len(data)
-        return data
+        return data if parts is None else b"".join([*parts, data])
 
     @property
     def waits(self) -> bool:
@@ -443,7 +461,7 @@ class Outbox:
         if not self.attached or self.paused:
             return False
         out = self._out
-        held = self._unsaved.size_bytes
+        held = self._unsaved.size_bytes + self._parts_bytes
         return held < self._buffer_max if out is None else len(out) + held < self._buffer_max
 
     def _may_send(self, flags: int) -> bool:
@@ -533,7 +551,12 @@ class Outbox:
         self, topic: bytes, payload: bytes, flags: int, packet_id: int, properties: bytes
     ) -> None:
         self.sent += 1
-        self._publishes.write(self._writer(), topic, payload, flags, packet_id, properties)
+        out = self._writer()
+        self._publishes.write(out, topic, payload, flags, packet_id, properties)
+        if len(payload) >= LARGE_PAYLOAD:
+            self._parts += (out.getvalue(), payload)
+            self._parts_bytes += len(out) + len(payload)
+            self._out = BytesWriter()
 
     def _writer(self) -> BytesWriter:
         out = self._out

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.mqtt.publish import PUBACK, PUBCOMP, PUBREC, PUBREL
+from siltstone.mqtt.publish import LARGE_PAYLOAD, PUBACK, PUBCOMP, PUBREC, PUBREL
 from siltstone.mqtt.wire import Version
 from siltstone.session.sending.delivery import NEVER, Budget, Delivery
 from siltstone.session.sending.outbox import Outbox, Ready
@@ -89,6 +89,35 @@ class TestSending:
         assert outbox.sent_bytes == 0
         assert (outbox.take(), outbox.sent_bytes) == (b"\xd0\0", 2)
         assert (outbox.take(), outbox.sent_bytes) == (b"", 2)
+
+    def test_a_large_payload_is_written_as_it_is_and_keeps_its_place(self) -> None:
+        outbox, receiver = connected()
+        large = bytes(LARGE_PAYLOAD)
+        for payload in (b"0", large, b"1", large, b"2"):
+            offer(outbox, payload, qos=0)
+        head, first, middle, second = outbox.take_parts()
+        assert first is large
+        assert second is large
+        data = b"".join((head, first, middle, second, outbox.take()))
+        assert outbox.sent_bytes == len(data)
+        assert (outbox.take_parts(), outbox.take()) == ([], b"")
+        for payload in (b"0", large, b"1", large, b"2"):
+            offer(outbox, payload, qos=0)
+        assert outbox.take() == data
+        assert outbox.sent_bytes == 2 * len(data)
+        offer(outbox, large, qos=1)
+        assert receiver.messages() == [message(large, 1, 1)]
+
+    def test_a_large_payload_counts_for_the_buffer_and_goes_with_its_connection(self) -> None:
+        large = bytes(LARGE_PAYLOAD)
+        outbox, _ = connected(buffer_max=LARGE_PAYLOAD)
+        for payload in (large, b"1"):
+            offer(outbox, payload, qos=1)
+        assert (outbox.inflight, outbox.queued) == (1, 1)
+        outbox.detach()
+        assert (outbox.take_parts(), outbox.take(), outbox.sent_bytes) == ([], b"", 0)
+        receiver = Receiver(outbox)
+        assert receiver.messages() == [message(large, 1 | DUP, 1), message(b"1", 1, 2)]
 
     def test_without_a_connection_nothing_is_written_and_qos_0_does_not_wait(self) -> None:
         outbox = make_outbox()
