@@ -13,7 +13,8 @@ from deltalake import DeltaTable
 from siltstone.clock import Clock
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.pipeline.jobs.tier import Runner, Task, TaskFailure, TierJob, TierSettings, run_task
+from siltstone.pipeline.jobs.tasks import Runner, Task, TaskFailure, run_task
+from siltstone.pipeline.jobs.tier import TierJob, TierSettings
 from siltstone.pipeline.lake.delta import list_tables
 from siltstone.pipeline.lake.files import MadeFile, Written
 from siltstone.pipeline.lake.names import ROW_COLUMNS

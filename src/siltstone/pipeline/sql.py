@@ -11,7 +11,7 @@ from pyspark.sql.types import NumericType
 
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline.answers import plain_errors
-from siltstone.pipeline.lake.delta import list_tables
+from siltstone.pipeline.lake.delta import present_tables
 from siltstone.pipeline.lake.ledger import read_identity
 from siltstone.pipeline.remote import find_node, node_database
 from siltstone.pipeline.table import Moment, find_seam, lake_table, table
@@ -56,7 +56,7 @@ def make_views(
     seam = find_seam(fs, ReadOptions(path=path, database=database, fails_on_loss=strict))
     taken = seam.database.lower()
     is_own = read_identity(fs, seam.lake) in (None, seam.ledger.identity)
-    names = [name for name in list_tables(fs, seam.lake) if is_own and name.lower() != taken]
+    names = [name for name in present_tables(fs, seam.lake) if is_own and name.lower() != taken]
     for name in names:
         lake_table(spark, path, name, database=database).createOrReplaceTempView(name)
     rows = table(spark, path, database=database, since=since, failOnDataLoss=failOnDataLoss)

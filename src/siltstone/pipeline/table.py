@@ -17,7 +17,6 @@ from pathlib import PurePath
 from typing import Final
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 from pyspark.sql.types import StructType
@@ -30,7 +29,8 @@ from siltstone.pipeline.lake.delta import (
     last_batch,
     list_files,
     list_row_files,
-    list_tables,
+    open_table,
+    present_tables,
 )
 from siltstone.pipeline.lake.ledger import Ledger, lake_directory, read_ledger
 from siltstone.pipeline.lake.names import FILE_COLUMNS, ROW_COLUMNS
@@ -41,6 +41,7 @@ from siltstone.pipeline.lake.pruning import (
     prune,
     topic_pattern,
 )
+from siltstone.pipeline.lake.tables.rewrite import read_rewrites
 from siltstone.pipeline.remote import find_node, node_rows
 from siltstone.pipeline.source.schema import arrow_schema, spark_schema
 from siltstone.pipeline.spark.worker import one_line_errors, spare_collections
@@ -107,8 +108,7 @@ def table(
         return node_rows(spark, given)
     options = parse_options(given)
     seam = find_seam(fs, options)
-    tables = list_row_files(fs, seam.lake, seam.ledger.application)
-    files = [file for found in tables.values() for file in found]
+    files = [file for found in row_files(fs, seam).values() for file in found]
     scope = Scope(
         filters=options.filters,
         since_us=options.since_us,
@@ -131,13 +131,21 @@ def lake_table(spark: SparkSession, path: str, name: str, *, database: str = "")
     fs = PosixFileSystem()
     seam = find_seam(fs, ReadOptions(path=path, database=database))
     place = seam.lake / name
-    tables = list_tables(fs, seam.lake)
+    tables = present_tables(fs, seam.lake)
     if name not in tables:
         there = ", ".join(tables) or "none"
-        raise NotFoundError(f"unknown table {name!r} in {seam.lake} (found: {there})")
-    schema = StructType.fromJson(json.loads(DeltaTable(str(place)).schema().to_json()))
+        moved = read_rewrites(fs, seam.lake).target(name)
+        found = f"its rows are in table {moved}" if moved else f"found: {there}"
+        raise NotFoundError(f"unknown table {name!r} in {seam.lake} ({found})")
+    while True:
+        rewrites = read_rewrites(fs, seam.lake)
+        version = rewrites.versions.get(name)
+        files = list_files(place, version)
+        columns = open_table(place, version).schema().to_json()
+        if read_rewrites(fs, seam.lake).stage == rewrites.stage:
+            break
+    schema = StructType.fromJson(json.loads(columns))
     reader = spark.read.schema(schema).option("basePath", str(place))
-    files = list_files(place)
     whole, partly = files, list[LakeFile]()
     # A table of other data, such as a rollup, has no tier batches.
     if last_batch(fs, place, seam.ledger.application):
@@ -153,7 +161,20 @@ def lake_table(spark: SparkSession, path: str, name: str, *, database: str = "")
 def lake_tables(path: str, *, database: str = "") -> list[str]:
     """Return the names of the tables in a lake."""
     fs = PosixFileSystem()
-    return list_tables(fs, find_seam(fs, ReadOptions(path=path, database=database)).lake)
+    return present_tables(fs, find_seam(fs, ReadOptions(path=path, database=database)).lake)
+
+
+def row_files(fs: FileSystem, seam: Seam) -> dict[str, list[LakeFile]]:
+    """Return the files of all tables with rows, each row once, also while rows move.
+
+    Raises: CorruptionError.
+    """
+    while True:
+        rewrites = read_rewrites(fs, seam.lake)
+        files = list_row_files(fs, seam.lake, seam.ledger.application, rewrites.versions)
+        # A rewrite that began or ended meanwhile may have changed some of the tables.
+        if read_rewrites(fs, seam.lake).stage == rewrites.stage:
+            return files
 
 
 def find_seam(fs: FileSystem, options: ReadOptions) -> Seam:
@@ -211,8 +232,7 @@ def split_files(
 
 def tiered_files(spark: SparkSession, fs: FileSystem, seam: Seam) -> DataFrame:
     """Return all rows in the lake of batches that have ended, for all topics."""
-    tables = list_row_files(fs, seam.lake, seam.ledger.application)
-    files = [file for found in tables.values() for file in found]
+    files = [file for found in row_files(fs, seam).values() for file in found]
     whole, partly = split_files(files, seam.ledger.batch, still=is_still(fs, seam))
     pruned = Pruned(whole=whole, partly=partly)
     parts = tiered_rows(spark, pruned, _is_tiered(seam.position), ROW_COLUMNS)

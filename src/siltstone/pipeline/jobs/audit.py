@@ -29,10 +29,10 @@ from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 from siltstone.errors import CorruptionError, SiltstoneError
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.pipeline.answers import plain_errors
-from siltstone.pipeline.lake.delta import OFFSETS, list_row_files
+from siltstone.pipeline.lake.delta import OFFSETS
 from siltstone.pipeline.lake.names import ROW_COLUMNS
 from siltstone.pipeline.source.schema import spark_schema
-from siltstone.pipeline.table import Seam, find_seam, tiered_files
+from siltstone.pipeline.table import Seam, find_seam, row_files, tiered_files
 from siltstone.scan.columns.schema import table_schema
 from siltstone.scan.offsets import Loss, find_losses
 from siltstone.scan.options import ReadOptions
@@ -156,7 +156,8 @@ def audit(spark: SparkSession, path: str, *, database: str = "") -> AuditReport:
     seam = find_seam(fs, options)
     tables = {
         name: sum(file.rows for file in files)
-        for name, files in list_row_files(fs, seam.lake, seam.ledger.application).items()
+        for name, files in row_files(fs, seam).items()
+        if files
     }
     with opened(fs, options) as store:
         extents = store.extents()

@@ -20,18 +20,29 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from siltstone.clock import Clock, SystemClock
-from siltstone.errors import (
-    LockedError,
-    RetryError,
-    SiltstoneError,
-    SlabDroppedError,
-    UsageError,
-)
+from siltstone.errors import LockedError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import replace_file
-from siltstone.pipeline.jobs.upkeep import locked_files, locked_lake, remove_unused, tidy
+from siltstone.pipeline.jobs.rewriting import Rewriter
+from siltstone.pipeline.jobs.survey import Customs, survey
+from siltstone.pipeline.jobs.tasks import (
+    TASK_BYTES,
+    Runner,
+    TaskFailure,
+    on_spark,
+    settle,
+    write_all,
+)
+from siltstone.pipeline.jobs.upkeep import (
+    locked_batches,
+    locked_files,
+    locked_lake,
+    refuse_open_rewrite,
+    remove_unused,
+    tidy,
+)
 from siltstone.pipeline.lake.delta import (
     Compaction,
     OpenTables,
@@ -42,9 +53,9 @@ from siltstone.pipeline.lake.delta import (
     list_tables,
     refuse_overwritten,
     shorten_log,
+    stored_files,
     sync_log,
 )
-from siltstone.pipeline.lake.fields import extended
 from siltstone.pipeline.lake.files import (
     MadeFile,
     WriteTask,
@@ -55,7 +66,6 @@ from siltstone.pipeline.lake.files import (
     partition_schema,
     rows_in,
     rule_schema,
-    write_portion,
 )
 from siltstone.pipeline.lake.ledger import (
     Ledger,
@@ -66,10 +76,17 @@ from siltstone.pipeline.lake.ledger import (
     read_ledger,
     write_ledger,
 )
-from siltstone.pipeline.lake.merge import FAN_IN, MergeTask, merge_files
+from siltstone.pipeline.lake.merge import FAN_IN, MergeTask
 from siltstone.pipeline.lake.names import DEAD_LETTER, OTHER, Content
-from siltstone.pipeline.lake.payloads import Decoder, find_fields, likely_decoder
-from siltstone.pipeline.lake.rules import RULES, Partition, Rule, Rules, load_rules
+from siltstone.pipeline.lake.payloads import Decoder
+from siltstone.pipeline.lake.rules import RULES, Partition, Rule, Rules, load_rules, store_rules
+from siltstone.pipeline.lake.tables.rewrite import (
+    REWRITE,
+    Rewrites,
+    read_rewrites,
+    write_rewrites,
+)
+from siltstone.scan.columns.schema import table_schema
 from siltstone.scan.offsets import bounds_of
 from siltstone.scan.options import ReadOptions
 from siltstone.scan.survey import admit_from, find_database, plan_micro_batch
@@ -77,14 +94,11 @@ from siltstone.store.database import Database
 from siltstone.store.directory import Store
 from siltstone.store.slab.marks import write_tiered
 
-_SAMPLE_ROWS: Final = 200
-# The rows of more new rules than these are looked for together.
-_SAMPLED_ALONE: Final = 8
-# A task keeps all of its decoded rows in memory before it writes them.
-_TASK_BYTES: Final = 64 * 1024 * 1024
-# The number of times that a batch is read because of new fields. The last attempt ignores new
-# fields.
-_ATTEMPTS: Final = 4
+# The columns of the rows that are looked at for rules.
+_SURVEYED: Final = table_schema(("topic", "payload"))
+_FILTERS_MAX: Final = 16
+# Rows of larger tables stay there when their structure becomes a wider one.
+MOVE_BYTES_MAX: Final = 1024 * 1024 * 1024
 # The time between two looks at all tables, for old versions and partitions that are over.
 _SWEEP_SECONDS: Final = 3600.0
 # The time of a sweep between two batches.
@@ -120,19 +134,6 @@ class TierStep:
     tables: Mapping[str, int]
     waiting: int
     left_out: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFailure:
-    """The error of a task: a class whose constructor needs only a message, and the message."""
-
-    kind: type[SiltstoneError]
-    sentence: str
-
-
-# Runs all tasks of a batch, or of a round of merges, for example on Spark.
-Task = WriteTask | MergeTask
-Runner = Callable[[Sequence[Task]], Sequence[Written | MadeFile | TaskFailure]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +192,14 @@ class TierJob:
             self._ledger = read_ledger(self._fs, self.lake, self.database.identity)
             self._contents: dict[str, Content] = {}
             self._opened = OpenTables(self._fs)
+            self._rewriter = Rewriter(
+                self._fs,
+                self._clock,
+                self.lake,
+                application=self._ledger.application,
+                run=run,
+                opened=self._opened,
+            )
             # The columns that each table has, as far as this job has needed them.
             self._fitting: dict[tuple[str, str], tuple[pa.Schema, pa.Schema]] = {}
             self._read_rules: tuple[bytes, Rules] | None = None
@@ -210,7 +219,7 @@ class TierJob:
             database=self.database.name,
             filters=(),
             rows_per_batch=65_536,
-            bytes_per_partition=_TASK_BYTES,
+            bytes_per_partition=TASK_BYTES,
             fails_on_loss=settings.fails_on_loss,
             accept_loss="tier with --ignore-loss, or fails_on_loss=False,",
         )
@@ -221,11 +230,36 @@ class TierJob:
 
     def step(self) -> TierStep | None:
         """Tier one batch; return None if there are no rows to tier. Raises: SiltstoneError."""
-        opened = self._ledger.open
-        if opened is not None:
-            return self._finish(
-                opened, self._write(opened, settled=True, skip=self._tables_of(opened))
-            )
+        self._complete()
+        while True:
+            with locked_batches(self._fs, self.lake):
+                if self._ledger.open is not None:
+                    return self._repeat(self._ledger.open)
+                span = self._next_span()
+                if span is None:
+                    return None
+                rules = self._rules_for(*span)
+                leaving = self._leaving(rules)
+                if not leaving:
+                    return self._tier(*span, rules)
+            # The locks are taken in this order everywhere.
+            with locked_files(self._fs, self.lake), locked_batches(self._fs, self.lake):
+                self._rewriter.complete(self._rewriter.draft(leaving, rules), self._ledger.batch)
+                self._contents.clear()
+
+    def _complete(self) -> None:
+        """Complete a rewrite that a killed process has left."""
+        if read_rewrites(self._fs, self.lake).open is not None:
+            with locked_files(self._fs, self.lake), locked_batches(self._fs, self.lake):
+                self._rewriter.finish()
+
+    def _repeat(self, batch: OpenBatch) -> TierStep:
+        """Write a batch again that a killed job has left open, and finish it."""
+        tasks = self._tasks(batch, settled=True, skip=self._tables_of(batch))
+        return self._finish(batch, write_all(self._run, tasks))
+
+    def _next_span(self) -> tuple[Serials, Serials] | None:
+        """Return the start and the end of the next batch; None if there are no new rows."""
         extents = self.database.extents()
         bounds = bounds_of(extents)
         start = {
@@ -246,13 +280,16 @@ class TierJob:
             rows_max=self._settings.rows_per_batch,
             bytes_max=self._settings.bytes_per_batch,
         )
-        stop = {shard: admitted.ends.get(shard, serial) for shard, serial in start.items()}
-        rules = self._rules_for(start, stop)
+        return start, {shard: admitted.ends.get(shard, serial) for shard, serial in start.items()}
+
+    def _tier(self, start: Serials, stop: Serials, rules: Rules) -> TierStep:
+        """Write a batch, open it in the ledger, and finish it."""
         batch = OpenBatch(number=self._ledger.batch + 1, start=start, stop=stop, rules=rules)
-        batch, written = self._settle(batch)
-        self._write_rules(batch.rules)
+        rules, written = settle(self._run, self._tasks(batch), rules)
+        batch = replace(batch, rules=rules)
+        store_rules(self._fs, self.lake, rules)
         self._prepare(batch, written)
-        self._keep(self._ledger.opened(start, stop, batch.rules))
+        self._keep(self._ledger.opened(start, stop, rules))
         return self._finish(batch, written)
 
     def tidy(self) -> list[Compaction]:
@@ -271,6 +308,7 @@ class TierJob:
             return []
         try:
             with locked_files(self._fs, self.lake, wait=False):
+                refuse_open_rewrite(self._fs, self.lake)
                 due = list(dict.fromkeys([*due, *self._sweep(now + _SWEEP_ROUND_SECONDS)]))
                 done = tidy(self._fs, self._clock, self.lake, due, self._merge, opened=self._opened)
                 # A table with more to merge is looked at again by the next call.
@@ -313,33 +351,12 @@ class TierJob:
             for shard, held in bounds.items()
         )
 
-    def _settle(self, batch: OpenBatch) -> tuple[OpenBatch, list[Written]]:
-        """Write the files of a batch; repeat it for rules whose payloads have new fields."""
-        kept: list[Written] = []
-        only: frozenset[str] | None = None
-        for attempt in range(_ATTEMPTS):
-            written = self._write(batch, only=only, settled=attempt == _ATTEMPTS - 1)
-            kept += [replace(part, slabs={}) for part in written] if kept else written
-            found = [item for part in written for item in part.found]
-            if not found:
-                break
-            batch = replace(batch, rules=batch.rules.with_fields(found))
-            only = frozenset(rule for rule, _, _ in found)
-            # Tasks without new fields have written rows of these rules, and will write them again.
-            kept = [part.without(only) for part in kept]
-        return batch, kept
-
-    def _write(
-        self,
-        batch: OpenBatch,
-        *,
-        only: frozenset[str] | None = None,
-        settled: bool = False,
-        skip: frozenset[str] = frozenset(),
-    ) -> list[Written]:
-        """Write the files of a batch with Spark. Raises: SiltstoneError."""
+    def _tasks(
+        self, batch: OpenBatch, *, settled: bool = False, skip: frozenset[str] = frozenset()
+    ) -> list[WriteTask]:
+        """Return the tasks that write the files of a batch."""
         plan = plan_micro_batch(self.database, self._options, batch.start, batch.stop)
-        tasks = [
+        return [
             WriteTask(
                 portion=portion,
                 options=self._options,
@@ -347,18 +364,10 @@ class TierJob:
                 lake=str(self.lake),
                 batch=batch.number,
                 skip=skip,
-                only=only,
                 settled=settled,
             )
             for portion in plan.partitions
         ]
-        written: list[Written] = []
-        for outcome in self._run(tasks) if tasks else ():
-            if isinstance(outcome, TaskFailure):
-                raise outcome.kind(outcome.sentence)
-            assert isinstance(outcome, Written), "a task of a batch writes files"
-            written.append(outcome)
-        return written
 
     def _finish(self, batch: OpenBatch, written: Sequence[Written]) -> TierStep:
         """Commit the tables of a batch, then close the batch in the ledger."""
@@ -443,7 +452,7 @@ class TierJob:
         return having
 
     def _rules_for(self, start: Serials, stop: Serials) -> Rules:
-        """Return rules for all structures that may have rows in a batch."""
+        """Return rules for all topics of a batch. Raises: UsageError."""
         slabs = {
             extent.slab
             for extent in self.database.extents()
@@ -451,53 +460,59 @@ class TierJob:
             if max(extent.serials.start, start.get(shard, 0))
             < min(extent.serials.stop, stop.get(shard, 0))
         }
-        patterns = {info.pattern for info in self.database.structure() if info.slab in slabs}
-        known = self._load_rules()
+        known = self._known_rules()
         there = self._tables()
         known.refuse_tables(there, self.database.name)
-        taken = [self.database.name, *(name for name in there if there[name] != "rows")]
-        rules = known.with_patterns(patterns, self._settings.partition, taken)
-        old = {rule.filter for rule in known.rules}
-        new = [rule for rule in rules.rules if rule.filter not in old]
-        samples = self._samples(rules, new) if len(new) > _SAMPLED_ALONE else {}
-        return rules.replaced(
-            self._sampled(rule, samples.get(rule.filter) or self._sample(rule)) for rule in new
-        )
-
-    def _sample(self, rule: Rule) -> list[bytes]:
-        """Return the first payloads of a rule."""
-        return [
-            payload
-            for batch in self.database.read(rule.filter, columns=["value"], rows_max=_SAMPLE_ROWS)
-            for payload in batch.column(0).to_pylist()
+        new = {
+            info.pattern
+            for info in self.database.structure()
+            if info.slab in slabs and not known.has(info.pattern)
+        }
+        if not new:
+            return known
+        taken = [
+            self.database.name,
+            *(name for name in there if there[name] != "rows"),
+            *read_rewrites(self._fs, self.lake).moved,
         ]
-
-    def _samples(self, rules: Rules, new: Sequence[Rule]) -> dict[str, list[bytes]]:
-        """Return payloads of many rules, found in one look at the first rows of the database."""
-        found: dict[str, list[bytes]] = {rule.filter: [] for rule in new}
-        wanted = _SAMPLE_ROWS * len(new)
-        for batch in self.database.read("#", columns=["topic", "value"], rows_max=wanted):
-            topics, payloads = (column.to_pylist() for column in batch.columns)
-            for topic, payload in zip(topics, payloads, strict=True):
-                sample = found.get(rules.find(topic).filter)
-                if sample is not None and len(sample) < _SAMPLE_ROWS:
-                    sample.append(payload)
-        return found
-
-    def _sampled(self, rule: Rule, payloads: Sequence[bytes]) -> Rule:
-        """Return a new rule with a decoder, and with the fields of some payloads."""
-        chosen = Rules(
-            Rule(filter=text, table="sample", decode=decoder)
-            for text, decoder in self._settings.decode.items()
+        customs = Customs(
+            decode=self._settings.decode, partition=self._settings.partition, taken=taken
         )
-        decoder = next(
-            (item.decode for item in chosen.rules if Rules([item]).covers(rule.filter)),
-            likely_decoder(payloads),
+        # Many filters cost more than they save.
+        filters = tuple(sorted(new)) if len(new) <= _FILTERS_MAX else ()
+        options = replace(self._options, filters=filters)
+        plan = plan_micro_batch(self.database, options, start, stop)
+        rows = (
+            batch
+            for portion in plan.partitions
+            for batch in portion.batches(self._fs, options, _SURVEYED)
         )
-        rule = replace(rule, decode=decoder)
-        if decoder in ("text", "raw"):
-            return rule
-        return replace(rule, fields=extended((), find_fields(payloads, decoder), rule.taken()))
+        return survey(rows, known, customs)
+
+    def _leaving(self, rules: Rules) -> list[str]:
+        """Return the tables that the rules do not feed any more, whose rows move."""
+        fed = {rule.table for rule in rules.rules}
+        left = {rule.table for rule in self._known_rules().rules if rule.learned} - fed
+        there = self._tables()
+        sizes = {
+            table: sum(file.size_bytes for file in stored_files(self.lake / table, self._opened))
+            for table in sorted(left)
+            if table in there
+        }
+        return [table for table, size in sizes.items() if 0 < size <= MOVE_BYTES_MAX]
+
+    def _known_rules(self) -> Rules:
+        """Return the rules of the file.
+
+        Rules of an earlier version stay as they are: people know its tables by their names.
+        """
+        rules = self._load_rules()
+        if not self._fs.exists(self.lake / REWRITE):
+            if self._ledger.batch:
+                rules = rules.kept()
+                replace_file(self._fs, self.lake / RULES, rules.to_toml().encode())
+            write_rewrites(self._fs, self.lake, Rewrites())
+        return rules
 
     def _tables(self) -> dict[str, Content]:
         """Return the content of each table, which never changes."""
@@ -505,15 +520,6 @@ class TierJob:
             if name not in self._contents:
                 self._contents[name] = content(self.lake / name, self._opened)
         return self._contents
-
-    def _write_rules(self, rules: Rules) -> None:
-        """Add new rules and fields to the file, and keep changes that users made meanwhile."""
-        there = self._load_rules()
-        if rules.rules == there.rules:
-            return
-        merged = there.merged(rules)
-        if merged.rules != there.rules:
-            replace_file(self._fs, self.lake / RULES, merged.to_toml().encode())
 
     def _load_rules(self) -> Rules:
         """Return the rules of the file, which is parsed again only when it has changed."""
@@ -530,35 +536,6 @@ class TierJob:
     def _mark(self) -> None:
         directory = StorePaths(PurePath(self._path)).database(self.database.name)
         write_tiered(self._fs, directory, self._ledger.position.serials)
-
-
-def on_spark(spark: SparkSession) -> Runner:
-    """Return a runner that runs the tasks on Spark, one in each partition.
-
-    Raises: UsageError for a session of Spark Connect.
-    """
-    if not isinstance(spark, SparkSession):
-        raise UsageError(
-            "tier needs the Spark driver in this process, and a Spark Connect session has it "
-            "elsewhere: run 'siltstone pipeline tier' or use siltstone.pipeline.start_session"
-        )
-
-    def run(tasks: Sequence[Task]) -> list[Written | MadeFile | TaskFailure]:
-        return spark.sparkContext.parallelize(tasks, len(tasks)).map(run_task).collect()
-
-    return run
-
-
-def run_task(task: Task, fs: FileSystem | None = None) -> Written | MadeFile | TaskFailure:
-    """Run a task on an executor; return a Siltstone error as a value."""
-    try:
-        if isinstance(task, MergeTask):
-            return merge_files(task, fs or PosixFileSystem())
-        return write_portion(task, fs or PosixFileSystem())
-    except SiltstoneError as exc:
-        plain = (SlabDroppedError, UsageError, RetryError)
-        kind = next((kind for kind in plain if isinstance(exc, kind)), SiltstoneError)
-        return TaskFailure(kind=kind, sentence=str(exc))
 
 
 def tier(

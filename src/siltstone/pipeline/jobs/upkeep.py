@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Final
 
 from siltstone.clock import Clock, SystemClock
-from siltstone.errors import LockedError, NotFoundError
+from siltstone.errors import LockedError, NotFoundError, RetryError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import create_directories
@@ -24,6 +24,7 @@ from siltstone.pipeline.lake.delta import (
     list_files,
     list_tables,
     open_table,
+    present_tables,
     refuse_overwritten,
     replace_merged,
     stored_files,
@@ -33,13 +34,18 @@ from siltstone.pipeline.lake.files import MadeFile
 from siltstone.pipeline.lake.ledger import LEDGER, lake_directory, read_ledger
 from siltstone.pipeline.lake.merge import FILE_BYTES, MergeTask, choose_merges, merge_files
 from siltstone.pipeline.lake.names import FILE_COLUMNS, PARTITION_COLUMNS
+from siltstone.pipeline.lake.tables.rewrite import read_rewrites
 from siltstone.scan.survey import find_database
 from siltstone.store.directory import Store
 from siltstone.units import SECOND_US
 
 # Held by the one job that adds rows.
 LOCK: Final = "LOCK"
-# Held while files are merged or removed; the job that adds rows goes on.
+# Held while a batch is added, or tables are changed by a rewrite.
+BATCH: Final = "BATCH"
+# Held while waiting for the lock of the batches, so that its holder gets it in turn.
+TURN: Final = "TURN"
+# Held while files are merged, removed or rewritten; the job that adds rows goes on.
 UPKEEP: Final = "UPKEEP"
 ROUND_BYTES: Final = 64 * 1024 * 1024
 # Merges files, for example on Spark.
@@ -88,6 +94,30 @@ def locked_files(fs: FileSystem, lake: PurePath, *, wait: bool = True) -> Iterat
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def locked_batches(fs: FileSystem, lake: PurePath) -> Iterator[None]:
+    """Hold the lock of the batches of a lake; it comes after the lock of the files."""
+    create_directories(fs, lake)
+    turn = fs.lock(lake / TURN, wait=True)
+    try:
+        lock = fs.lock(lake / BATCH, wait=True)
+    finally:
+        turn.release()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def refuse_open_rewrite(fs: FileSystem, lake: PurePath) -> None:
+    """Raise RetryError if a rewrite was interrupted: its files must stay as they are."""
+    if read_rewrites(fs, lake).open is not None:
+        raise RetryError(
+            f"a rewrite of tables in {lake} was interrupted; run 'siltstone pipeline tier', which "
+            "completes it"
+        )
 
 
 def lake_of(fs: FileSystem, path: str, database: str) -> PurePath:
@@ -175,6 +205,7 @@ def compact_lake(
     fs, clock = PosixFileSystem(), SystemClock()
     lake = lake_of(fs, path, database)
     with locked_files(fs, lake):
+        refuse_open_rewrite(fs, lake)
         refuse_overwritten(fs, lake)
         names = list_tables(fs, lake)
         done: list[Compaction] = []
@@ -210,6 +241,7 @@ def vacuum_lake(
     fs = PosixFileSystem()
     lake = lake_of(fs, path, database)
     with locked_files(fs, lake):
+        refuse_open_rewrite(fs, lake)
         refuse_overwritten(fs, lake)
         return {
             name: remove_unused(fs, lake, name, hours=hours, dry_run=dry_run)
@@ -255,7 +287,7 @@ def describe_lake(path: str, *, database: str = "") -> list[TableInfo]:
         # It refuses tables of an earlier database of this name.
         read_ledger(fs, lake, found.identity)
     infos: list[TableInfo] = []
-    for name in list_tables(fs, lake):
+    for name in present_tables(fs, lake):
         files = list_files(lake / name)
         infos.append(
             TableInfo(

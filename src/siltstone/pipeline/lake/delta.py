@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
 from threading import Lock
+from types import MappingProxyType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -35,6 +36,7 @@ from siltstone.fs.publish import create_directories
 from siltstone.pipeline.lake.files import MadeFile
 from siltstone.pipeline.lake.merge import StoredFile
 from siltstone.pipeline.lake.names import CONTENTS, PARTITION_COLUMNS, Content, content_of
+from siltstone.pipeline.lake.tables.rewrite import Change, read_rewrites
 
 _LOG: Final = "_delta_log"
 _DRAWN: Final = re.compile("\x1b\\[[0-9;]*m|↳")
@@ -76,9 +78,9 @@ class Compaction:
     files_added: int
 
 
-def open_table(table: PurePath) -> DeltaTable:
-    """Open a table: delta-rs reads its whole log."""
-    return DeltaTable(str(table))
+def open_table(table: PurePath, version: int | None = None) -> DeltaTable:
+    """Open a table, as it is or was: delta-rs reads its whole log."""
+    return DeltaTable(str(table), version=version)
 
 
 class OpenTables:
@@ -144,6 +146,14 @@ def list_tables(fs: FileSystem, lake: PurePath) -> list[str]:
         entry.name
         for entry in fs.list(lake)
         if entry.kind is EntryKind.DIRECTORY and has_table(fs, lake / entry.name)
+    ]
+
+
+def present_tables(fs: FileSystem, lake: PurePath) -> list[str]:
+    """Return the names of the tables, without those whose rows went to other tables."""
+    moved = read_rewrites(fs, lake).moved
+    return [
+        name for name in list_tables(fs, lake) if name not in moved or stored_files(lake / name)
     ]
 
 
@@ -292,21 +302,26 @@ def sync_log(fs: FileSystem, table: PurePath) -> None:
     fs.sync_directory(log)
 
 
-def list_files(table: PurePath) -> list[LakeFile]:
-    """Return the current files of a table, with their bounds."""
+def list_files(table: PurePath, version: int | None = None) -> list[LakeFile]:
+    """Return the files of a table, as it is or was, with their bounds."""
     with _told(table):
-        return _files_of(table, _additions_of(open_table(table)))
+        return _files_of(table, _additions_of(open_table(table, version)))
 
 
-def list_row_files(fs: FileSystem, lake: PurePath, application: str) -> dict[str, list[LakeFile]]:
-    """Return the files of all tables with rows of a store, by table.
+def list_row_files(
+    fs: FileSystem,
+    lake: PurePath,
+    application: str,
+    versions: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, list[LakeFile]]:
+    """Return the files of all tables with rows of a store, by table; some at a known version.
 
     Raises: CorruptionError if another program has overwritten the rows.
     """
     found: dict[str, list[LakeFile]] = {}
     for name in list_tables(fs, lake):
         with _told(lake / name):
-            delta = open_table(lake / name)
+            delta = open_table(lake / name, versions.get(name))
             if delta.transaction_version(application):
                 actions = _additions_of(delta)
                 _refuse_strangers(lake / name, actions)
@@ -396,7 +411,10 @@ def _microseconds(times: tuple[Any, Any] | None) -> tuple[int, int] | None:
 def stored_files(table: PurePath, opened: Opener = open_table) -> list[StoredFile]:
     """Return the current files of a table, as they can be merged."""
     with _told(table):
-        actions = _additions_of(opened(table))
+        return _stored_of(_additions_of(opened(table)))
+
+
+def _stored_of(actions: pa.Table) -> list[StoredFile]:
     columns = {name: actions.column(name).to_pylist() for name in actions.column_names}
     keys = [name for name in columns if name.startswith("partition.")]
     return [
@@ -432,22 +450,69 @@ def replace_merged(
         for inputs, made in merged:
             if gone := [file.path for file in inputs if file.path not in there]:
                 raise RetryError(f"table {table.name} has changed meanwhile: {gone[0]} is replaced")
-            actions += [
-                RemoveAction(
-                    file.path,
-                    data_change=False,
-                    deletion_timestamp=now_ms,
-                    size=file.size_bytes,
-                    partition_values=dict(file.partition),
-                )
-                for file in inputs
-            ]
+            actions += [_removal(file, now_ms, changes=False) for file in inputs]
             actions += _additions(clock, [made], is_new=False)
         columns = list(delta.metadata().partition_columns)
         delta.create_write_transaction(
             actions, "append", delta.schema(), columns, post_commithook_properties=_NO_CHECKPOINT
         )
     sync_log(fs, table)
+
+
+def swap_files(
+    fs: FileSystem,
+    clock: Clock,
+    table: PurePath,
+    change: Change,
+    *,
+    transactions: Mapping[str, int],
+    opened: Opener = open_table,
+) -> None:
+    """Change the files and columns of a table in one transaction, durably.
+
+    `transactions` has numbers by application id; the first one identifies the change, which is left
+    out if the table has it already.
+    """
+    with _told(table):
+        delta = opened(table)
+        version = delta.version()
+        application, number = next(iter(transactions.items()))
+        if (delta.transaction_version(application) or 0) < number:
+            actions = _additions(clock, change.add)
+            if change.remove is not None:
+                actions += _removals(clock, delta, set(change.remove))
+            delta.create_write_transaction(
+                actions,
+                "overwrite" if change.remove is None else "append",
+                Schema.from_json(change.schema),
+                list(delta.metadata().partition_columns),
+                commit_properties=CommitProperties(
+                    app_transactions=[
+                        Transaction(name, last) for name, last in transactions.items()
+                    ],
+                ),
+            )
+        # A killed process may have committed the change without syncing it.
+        _sync_commits(fs, table, delta, version)
+
+
+def _removals(
+    clock: Clock, delta: DeltaTable, paths: Collection[str]
+) -> list[AddAction | RemoveAction]:
+    files = _stored_of(_additions_of(delta))
+    return [
+        _removal(file, clock.now_us() // 1000, changes=True) for file in files if file.path in paths
+    ]
+
+
+def _removal(file: StoredFile, now_ms: int, *, changes: bool) -> RemoveAction:
+    return RemoveAction(
+        file.path,
+        data_change=changes,
+        deletion_timestamp=now_ms,
+        size=file.size_bytes,
+        partition_values=dict(file.partition),
+    )
 
 
 def unused_files(table: PurePath, *, hours: int, opened: Opener = open_table) -> list[str]:

@@ -69,7 +69,8 @@ class WriteTask:
     """The input, the rules and the target directory of a task.
 
     Tables in `skip` have their files already. If `only` is set, other rules are ignored. A settled
-    task uses the rules as they are, and leaves fields that they do not name in the payload.
+    task uses the rules as they are, and leaves fields that they do not name in the payload. Rows
+    that come from tables have batch 0: they are of several batches.
     """
 
     portion: Readable
@@ -202,7 +203,8 @@ class _Writer:
     def _write_table(self, rule: Rule, table: str, rows: pa.Table, partition: Partition) -> None:
         for values, part in _partitions(rows, partition):
             place = PurePath(*(f"{name}={value}" for name, value in values.items()))
-            path = place / f"{self.task.batch:08d}-{secrets.token_hex(8)}.parquet"
+            batch = f"{self.task.batch:08d}" if self.task.batch else "moved"
+            path = place / f"{batch}-{secrets.token_hex(8)}.parquet"
             target = PurePath(self.task.lake) / table / path
             laid_out = _laid_out(part)
             data, stats = encode_tables(laid_out.schema, [laid_out])

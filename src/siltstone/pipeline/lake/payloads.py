@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from siltstone.errors import UsageError
-from siltstone.pipeline.lake.cbor import decode_cbor
 from siltstone.pipeline.lake.fields import (
     EXACT_MAX,
     KINDS,
@@ -37,7 +36,8 @@ from siltstone.pipeline.lake.fields import (
     struct_of,
     wider,
 )
-from siltstone.pipeline.lake.msgpack import decode_msgpack
+from siltstone.pipeline.lake.formats.cbor import decode_cbor
+from siltstone.pipeline.lake.formats.msgpack import decode_msgpack
 from siltstone.pipeline.lake.rescue import mend
 from siltstone.scan.columns.payloads import decode_payload, is_object, trimmed
 

@@ -1,8 +1,8 @@
 """Rules: the table of each topic, and the decoding of its payloads. Users may edit them.
 
 The first rule whose filter matches a topic applies. Rules of users come before learned rules. Among
-the learned rules, a wide rule comes before those that it covers. A topic without a rule goes to the
-table `other`, unchanged.
+the learned rules, a word comes before a level that varies. A topic without a rule goes to the table
+`other`, unchanged.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, cast
 
 from siltstone.errors import InvalidTopicError, UsageError
 from siltstone.fs.api import FileSystem
+from siltstone.fs.publish import replace_file
 from siltstone.pipeline.lake.fields import FIELDS_MAX, KINDS, Field, Path, extended
 from siltstone.pipeline.lake.names import (
     CONTENTS,
@@ -26,11 +27,9 @@ from siltstone.pipeline.lake.names import (
     Content,
     level_columns,
     plain_name,
-    table_name,
 )
 from siltstone.pipeline.lake.payloads import DECODERS, DRIFTS, Decoder, Drift, text_columns
 from siltstone.topic.grammar import TopicFilter
-from siltstone.topic.index import TopicIndex
 from siltstone.topic.matcher import Matcher
 
 RULES: Final = "rules.toml"
@@ -114,40 +113,21 @@ class Rules:
         """Return the rule of a topic."""
         rule = self._known.get(topic)
         if rule is None:
-            if self._matcher is None:
-                self._matcher = Matcher()
-                for place, item in enumerate(self.rules):
-                    self._matcher.put(TopicFilter.parse(item.filter).levels, place, place)
-            places = cast("list[int]", self._matcher.match(topic.encode()))
+            places = self._places(topic)
             rule = self.rules[min(places)] if places else _FALLBACK
             self._known[topic] = rule
         return rule
 
-    def covers(self, pattern: str) -> bool:
-        """Return whether every topic of a learned structure has a rule."""
-        return any(_covers(rule.filter, pattern) for rule in self.rules)
+    def has(self, topic: str) -> bool:
+        """Return whether a topic, or every topic of a learned structure, has a rule."""
+        return bool(self._places(topic))
 
-    def with_patterns(
-        self, patterns: Iterable[str], partition: Partition, taken: Sequence[str] = ()
-    ) -> Rules:
-        """Return rules that also cover these learned structures, with tables that are not taken."""
-        ordered = _Ordered(self.rules)
-        wanted = set(patterns) - {rule.filter for rule in self.rules}
-        wide_first = sorted(wanted, key=lambda text: (-text.split("/").count("+"), text))
-        for pattern in wide_first:
-            if ordered.cover(pattern):
-                continue
-            levels = pattern.split("/")
-            ordered.insert(
-                Rule(
-                    filter=pattern,
-                    table=table_name(levels, [*taken, *(known.table for known in ordered.rules)]),
-                    levels=tuple(level_columns(levels)),
-                    partition=partition,
-                    learned=True,
-                )
-            )
-        return Rules(ordered.rules)
+    def _places(self, topic: str) -> list[int]:
+        if self._matcher is None:
+            self._matcher = Matcher()
+            for place, item in enumerate(self.rules):
+                self._matcher.put(TopicFilter.parse(item.filter).levels, place, place)
+        return cast("list[int]", self._matcher.match(topic.encode()))
 
     def changed(self, rule: Rule) -> Rules:
         """Return the rules with the one of this filter replaced."""
@@ -170,14 +150,22 @@ class Rules:
         )
 
     def merged(self, later: Rules) -> Rules:
-        """Return these rules plus the additional rules and fields of `later`."""
+        """Return these rules plus the additional rules and fields of `later`.
+
+        Learned rules that `later` has replaced by wider ones are left out.
+        """
         later_rules = {rule.filter: rule for rule in later.rules}
-        ordered = _Ordered(
-            _with_columns(rule, later_rules.pop(rule.filter, rule)) for rule in self.rules
-        )
-        for rule in later_rules.values():
-            ordered.insert(rule)
-        return Rules(ordered.rules)
+        wide = Rules(rule for rule in later.rules if rule.learned)
+        kept = [
+            _with_columns(rule, later_rules.pop(rule.filter, rule))
+            for rule in self.rules
+            if not rule.learned or rule.filter in later_rules or not wide.has(rule.filter)
+        ]
+        return Rules(in_order([*kept, *later_rules.values()]))
+
+    def kept(self) -> Rules:
+        """Return the rules as those of a user, which never give way to wider ones."""
+        return Rules(replace(rule, learned=False) for rule in self.rules)
 
     def refuse_tables(self, there: Mapping[str, Content], database: str) -> None:
         """Raise UsageError if the table of a rule cannot be used for rows.
@@ -208,34 +196,15 @@ class Rules:
         return TITLE + "".join(_rule_toml(rule.to_json()) for rule in self.rules)
 
 
-class _Ordered:
-    """Rules in their order, to which others are added; it knows which of them cover which."""
+def in_order(rules: Sequence[Rule]) -> list[Rule]:
+    """Return rules in the order in which they are tried: among learned ones, words before +."""
+    own = [rule for rule in rules if not rule.learned]
+    learned = [(_wildness(rule), rule) for rule in rules if rule.learned]
+    return own + [rule for _, rule in sorted(learned, key=lambda item: item[0])]
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        self.rules: list[Rule] = []
-        self._wide = Matcher()
-        self._narrow: TopicIndex[Rule] = TopicIndex()
-        for rule in rules:
-            self._add(rule, len(self.rules))
 
-    def cover(self, pattern: str) -> bool:
-        """Return whether a rule matches all topics of a learned structure."""
-        return bool(self._wide.match(pattern.encode()))
-
-    def insert(self, rule: Rule) -> None:
-        """Add a rule before the learned rules that it covers."""
-        covered = {
-            known.filter
-            for known in self._narrow.match(TopicFilter.parse(rule.filter))
-            if known.learned and _covers(rule.filter, known.filter)
-        }
-        places = (place for place, known in enumerate(self.rules) if known.filter in covered)
-        self._add(rule, next(places, len(self.rules)) if covered else len(self.rules))
-
-    def _add(self, rule: Rule, place: int) -> None:
-        self.rules.insert(place, rule)
-        self._wide.put(TopicFilter.parse(rule.filter).levels, rule.filter, rule)
-        self._narrow.set(rule.filter.encode(), rule)
+def _wildness(rule: Rule) -> tuple[list[bool], str]:
+    return [level == "+" for level in rule.filter.split("/")], rule.filter
 
 
 def _with_columns(rule: Rule, later: Rule) -> Rule:
@@ -248,6 +217,16 @@ def _with_columns(rule: Rule, later: Rule) -> Rule:
         if field.path not in paths and field.column.lower() not in columns
     ]
     return replace(rule, fields=(*rule.fields, *new)) if new else rule
+
+
+def store_rules(fs: FileSystem, lake: PurePath, rules: Rules) -> None:
+    """Add new rules and fields to the file, durably, and keep changes that users made meanwhile."""
+    there = load_rules(fs, lake)
+    if rules.rules == there.rules:
+        return
+    merged = there.merged(rules)
+    if merged.rules != there.rules:
+        replace_file(fs, lake / RULES, merged.to_toml().encode())
 
 
 def load_rules(fs: FileSystem, lake: PurePath) -> Rules:
@@ -393,17 +372,3 @@ def _toml(value: Any) -> str:
     # TOML writes text, lists of text and booleans as JSON does, with two differences: it has no
     # surrogate pairs in escapes, and DEL must be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _covers(wide: str, narrow: str) -> bool:
-    """Return whether a filter matches all topics of a pattern."""
-    above, below = wide.split("/"), narrow.split("/")
-    if below[0].startswith("$") and above[0] in ("+", "#"):
-        return False
-    if above[-1] == "#":
-        above = above[:-1]
-        if len(below) < len(above):
-            return False
-    elif len(above) != len(below):
-        return False
-    return all(level in ("+", word) for level, word in zip(above, below[: len(above)], strict=True))

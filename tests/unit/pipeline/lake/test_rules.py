@@ -60,18 +60,24 @@ def test_a_topic_that_begins_with_a_dollar_is_not_meant_by_a_wildcard() -> None:
     assert Rules([Rule(filter="#", table="all")]).find("$SYS/x").table == "other"
 
 
-def test_learned_structures_get_rules_wide_ones_before_what_they_cover() -> None:
-    rules = Rules([MINE]).with_patterns(["plant/1/temp"], "day")
-    rules = rules.with_patterns(["plant/+/temp", "plant/2/temp", "plant/7/temp", "$S/+"], "day")
-    assert tables(rules) == [
-        ("plant/7/#", "mine"),
-        ("plant/+/temp", "plant_temp"),
-        ("plant/1/temp", "plant_n1_temp"),
-        ("$S/+", "s"),
+def test_learned_rules_are_tried_words_first_and_wider_ones_replace_them() -> None:
+    def rule(text: str) -> Rule:
+        levels = tuple(level_columns(text.split("/")))
+        return Rule(filter=text, table=text.replace("/", "_"), levels=levels, learned=True)
+
+    there = Rules([rule("plant/a/temp"), rule("plant/b/temp"), rule("old/+"), MINE])
+    later = Rules([MINE, rule("plant/+/temp"), rule("plant/c/temp"), rule("$S/+")])
+    assert [rule.filter for rule in there.merged(later).rules] == [
+        "plant/7/#",
+        "plant/c/temp",
+        "$S/+",
+        "old/+",
+        "plant/+/temp",
     ]
-    assert rules.covers("plant/3/temp")
-    assert not rules.covers("plant/+/+")
-    assert rules.with_patterns(["plant/9/temp"], "day").to_json() == rules.to_json()
+    assert [rule.filter for rule in there.kept().merged(later).rules] == [
+        *("plant/7/#", "plant/a/temp", "plant/b/temp", "old/+"),
+        *("plant/c/temp", "$S/+", "plant/+/temp"),
+    ]
 
 
 def test_the_file_says_what_the_rules_are() -> None:
@@ -270,11 +276,6 @@ def test_a_new_table_is_not_called_like_the_database_and_one_that_is_goes_on() -
     rules.refuse_tables({"Messages": "rows"}, "messages")
 
 
-def test_a_learned_structure_gets_a_table_that_is_not_taken() -> None:
-    rules = Rules().with_patterns(["messages/+", "a/1m"], "day", ["messages", "A_n1m"])
-    assert tables(rules) == [("messages/+", "messages_2"), ("a/1m", "a_n1m_2")]
-
-
 def test_found_fields_are_added_until_a_rule_is_full() -> None:
     rules = Rules([MINE, OVEN])
     found = [(OVEN.filter, (f"f{number}",), "double") for number in range(FIELDS_MAX)]
@@ -304,7 +305,7 @@ def test_a_filter_covers_a_structure_when_it_matches_all_its_topics(
     wide: str, narrow: str, covered: bool
 ) -> None:
     levels = tuple(f"c{number}" for number in range(wide.split("/").count("+")))
-    assert Rules([Rule(filter=wide, table="t", levels=levels)]).covers(narrow) is covered
+    assert Rules([Rule(filter=wide, table="t", levels=levels)]).has(narrow) is covered
 
 
 def test_a_rule_is_changed_by_its_filter() -> None:

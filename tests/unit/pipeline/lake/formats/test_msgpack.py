@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from siltstone.errors import UsageError
-from siltstone.pipeline.lake.msgpack import decode_msgpack
+from siltstone.pipeline.lake.formats.msgpack import decode_msgpack
 
 EXAMPLES: list[tuple[str, Any]] = [
     ("7f", 127),

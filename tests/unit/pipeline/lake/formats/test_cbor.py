@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from siltstone.errors import UsageError
-from siltstone.pipeline.lake.cbor import decode_cbor
+from siltstone.pipeline.lake.formats.cbor import decode_cbor
 
 # Of RFC 8949, appendix A.
 EXAMPLES: list[tuple[str, Any]] = [

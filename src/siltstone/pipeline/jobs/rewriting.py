@@ -1,0 +1,275 @@
+"""Rewriting: the rows of tables are decoded again from their payloads, by the rules of now.
+
+The new files are written beside the tables. Then each table is changed by one Delta transaction:
+it loses its old files and gets the new ones. Rows whose rules name another table go there. Rows in
+`dead_letter` that were meant for a table are decoded again with it. `rewrite.json` fixes a rewrite
+before the first transaction, so that a killed one is completed, and readers find each row once.
+
+The long part, reading and writing files, needs the lock of the files only. A job that adds rows
+goes on meanwhile. The caller then takes the lock of the batches: rows that were added meanwhile
+are few.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Final
+
+import pyarrow as pa
+from deltalake import Schema
+
+from siltstone.clock import Clock
+from siltstone.errors import UsageError
+from siltstone.fs.api import FileSystem
+from siltstone.pipeline.jobs.tasks import TASK_BYTES, Runner, settle
+from siltstone.pipeline.lake.delta import (
+    Opener,
+    ensure_table,
+    has_table,
+    open_table,
+    stored_files,
+    swap_files,
+)
+from siltstone.pipeline.lake.files import (
+    MadeFile,
+    WriteTask,
+    Written,
+    by_table,
+    dead_schema,
+    partition_schema,
+    rows_in,
+    rule_schema,
+    write_file,
+)
+from siltstone.pipeline.lake.merge import StoredFile
+from siltstone.pipeline.lake.names import DEAD_LETTER, OTHER
+from siltstone.pipeline.lake.rules import Rule, Rules, store_rules
+from siltstone.pipeline.lake.tables.rewrite import (
+    Change,
+    OpenRewrite,
+    read_rewrites,
+    write_rewrites,
+)
+from siltstone.pipeline.lake.tables.rows import dead_tables, other_dead_letters, plan_rows
+from siltstone.scan.options import ReadOptions
+
+_OPTIONS: Final = ReadOptions(filters=(), rows_per_batch=65_536)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """The files that were written for a rewrite, and the files of tables that they replace."""
+
+    tables: frozenset[str]
+    rules: Rules
+    read: frozenset[PurePath] = frozenset()
+    written: tuple[Written, ...] = ()
+
+    def files(self) -> dict[str, list[MadeFile]]:
+        """Return the new files by table."""
+        return by_table([file for part in self.written for file in part.files])
+
+
+class Rewriter:
+    """Rewrites tables of a lake; the caller holds the lock of the files."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        clock: Clock,
+        lake: PurePath,
+        *,
+        application: str,
+        run: Runner,
+        opened: Opener = open_table,
+    ) -> None:
+        self._fs = fs
+        self._clock = clock
+        self._lake = lake
+        self._application = application
+        self._run = run
+        self._opened = opened
+
+    def draft(self, tables: Sequence[str], rules: Rules) -> Draft:
+        """Write new files for the rows that tables have now. Raises: SiltstoneError."""
+        return self._extended(Draft(tables=frozenset(tables), rules=rules))
+
+    def complete(self, draft: Draft, batch: int) -> Mapping[str, int]:
+        """Add what came since the draft, and change the tables; return their new rows.
+
+        The caller also holds the lock of the batches; `batch` is the last one, and has ended.
+
+        Raises: SiltstoneError; nothing was changed then.
+        """
+        draft = self._extended(draft)
+        known = read_rewrites(self._fs, self._lake)
+        assert known.open is None, "an open rewrite is finished first"
+        changes = self._changes(draft)
+        moved = _moved(draft)
+        opened = OpenRewrite(
+            number=known.number + 1,
+            batch=batch,
+            versions={
+                change.table: self._opened(self._lake / change.table).version()
+                for change in changes
+            },
+            changes=tuple(changes),
+            rules=draft.rules,
+            moved=moved,
+        )
+        write_rewrites(self._fs, self._lake, replace(known, open=opened))
+        self.finish()
+        return {table: rows_in(files) for table, files in draft.files().items()}
+
+    def finish(self) -> None:
+        """Change the tables of the open rewrite, and end it. The caller holds both locks."""
+        known = read_rewrites(self._fs, self._lake)
+        if known.open is None:
+            return
+        store_rules(self._fs, self._lake, known.open.rules)
+        for change in known.open.changes:
+            swap_files(
+                self._fs,
+                self._clock,
+                self._lake / change.table,
+                change,
+                transactions={
+                    f"{self._application}-rewrites": known.open.number,
+                    self._application: known.open.batch,
+                },
+                opened=self._opened,
+            )
+        write_rewrites(self._fs, self._lake, known.ended())
+
+    def _extended(self, draft: Draft) -> Draft:
+        """Write files for the rows that no file of the draft has."""
+        files = {
+            path
+            for table in draft.tables
+            if has_table(self._fs, self._lake / table)
+            for path in self._paths(table)
+        }
+        dead = set(self._dead(draft.tables)) if DEAD_LETTER not in draft.tables else set()
+        portions = plan_rows(sorted(files - draft.read), bytes_max=TASK_BYTES)
+        portions += plan_rows(
+            sorted(dead - draft.read), bytes_max=TASK_BYTES, meant_for=draft.tables
+        )
+        tasks = [
+            WriteTask(
+                portion=portion,
+                options=_OPTIONS,
+                rules=draft.rules.rules,
+                lake=str(self._lake),
+                batch=0,
+            )
+            for portion in portions
+        ]
+        rules, written = settle(self._run, tasks, draft.rules)
+        return replace(
+            draft,
+            rules=rules,
+            read=draft.read | files | dead,
+            written=(*draft.written, *written),
+        )
+
+    def _paths(self, table: str) -> list[PurePath]:
+        place = self._lake / table
+        return [place / file.path for file in stored_files(place, self._opened)]
+
+    def _dead(self, tables: frozenset[str]) -> dict[PurePath, StoredFile]:
+        """Return the files with dead letters that were meant for some tables."""
+        place = self._lake / DEAD_LETTER
+        if not has_table(self._fs, place):
+            return {}
+        return {
+            place / file.path: file
+            for file in stored_files(place, self._opened)
+            if dead_tables(place / file.path) & tables
+        }
+
+    def _changes(self, draft: Draft) -> list[Change]:
+        """Return the changes, in their order: a row is in two tables rather than in none."""
+        made = draft.files()
+        removed: dict[str, list[str]] = {}
+        if DEAD_LETTER not in draft.tables:
+            for path, file in self._dead(draft.tables).items():
+                removed.setdefault(DEAD_LETTER, []).append(file.path)
+                others = other_dead_letters(path, draft.tables)
+                if others.num_rows:
+                    made.setdefault(DEAD_LETTER, []).append(self._stored(file, others))
+        order = sorted({*made, *removed, *draft.tables}, key=lambda name: name in draft.tables)
+        return [
+            Change(
+                table=table,
+                schema=self._schema(table, draft),
+                remove=None if table in draft.tables else tuple(removed.get(table, ())),
+                add=tuple(made.get(table, ())),
+            )
+            for table in order
+        ]
+
+    def _stored(self, file: StoredFile, rows: pa.Table) -> MadeFile:
+        """Write the rest of a file of dead letters."""
+        path = PurePath(file.path).parent / f"moved-{secrets.token_hex(8)}.parquet"
+        size, stats = write_file(self._fs, self._lake / DEAD_LETTER / path, rows)
+        return MadeFile(
+            rule="",
+            table=DEAD_LETTER,
+            path=path.as_posix(),
+            size_bytes=size,
+            rows=rows.num_rows,
+            partition=dict(file.partition),
+            stats=stats,
+        )
+
+    def _schema(self, table: str, draft: Draft) -> str:
+        """Return the Delta schema that a table gets; a table that gains rows gains columns now.
+
+        Raises: UsageError if two rules do not agree, or a rule does not fit its table.
+        """
+        place = self._lake / table
+        shape = _shape(table, draft.rules)
+        if shape is not None:
+            if table in draft.tables:
+                laid_out = list(self._opened(place).metadata().partition_columns)
+                if laid_out != shape[1].names:
+                    raise UsageError(
+                        f"table {table} is partitioned by {' and '.join(laid_out)}, which cannot "
+                        "change; choose another table for the rule in rules.toml"
+                    )
+                return Schema.from_arrow(pa.schema([*shape[0], *shape[1]])).to_json()
+            ensure_table(self._fs, place, *shape, self._opened)
+        return self._opened(place).schema().to_json()
+
+
+def _shape(table: str, rules: Rules) -> tuple[pa.Schema, pa.Schema] | None:
+    """Return the columns and partitions of a table by its rules; None if no rule feeds it."""
+    if table == DEAD_LETTER:
+        return dead_schema(), partition_schema("day")
+    feeding = [rule for rule in rules.rules if rule.table == table]
+    if not feeding and table == OTHER:
+        feeding = [Rule(filter="#", table=OTHER)]
+    if not feeding:
+        return None
+    try:
+        columns = pa.unify_schemas([rule_schema(rule) for rule in feeding])
+    except pa.ArrowTypeError as exc:
+        raise UsageError(
+            f"the rules of table {table} give one column two types: {exc}; choose another column "
+            "for one of the fields in rules.toml"
+        ) from exc
+    return columns, partition_schema(feeding[0].partition)
+
+
+def _moved(draft: Draft) -> dict[str, str]:
+    """Return the tables that no rule feeds any more, with the table that has most of their rows."""
+    fed = {rule.table for rule in draft.rules.rules} | {DEAD_LETTER, OTHER}
+    made = draft.files()
+    rows = {table: rows_in(files) for table, files in made.items() if table != DEAD_LETTER}
+    if not rows:
+        return {}
+    target = max(rows, key=lambda table: rows[table])
+    return {table: target for table in sorted(draft.tables - fed) if table != target}
