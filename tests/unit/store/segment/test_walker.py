@@ -168,6 +168,33 @@ class TestJudgement:
         writer, positions = filled(slab_fs(), 3, sync=False)
         assert judged(writer.segment, positions[1], serial=1) == (Verdict.TORN, positions[2])
 
+    def test_a_sync_up_to_the_place_says_nothing_of_what_stood_there(self) -> None:
+        writer, positions = filled(slab_fs(), 2)
+        # The second frame was written when the first one was synced, which ends where it begins.
+        third = store(
+            writer, rows_frame({1: [b"y"]}, serial=2, timestamp_us=NOW_US + 2), sync=False
+        )
+        place = positions[1] + 8
+        assert judged(writer.segment, place, serial=1) == (Verdict.DAMAGED, third)
+        fs = slab_fs()
+        writer, positions = filled(fs, 1)
+        later = [
+            store(writer, rows_frame({1: [b"y"]}, serial=n, timestamp_us=NOW_US + n), sync=False)
+            for n in (1, 2)
+        ]
+        assert judged(writer.segment, later[0], serial=1) == (Verdict.TORN, later[1])
+
+    def test_a_frame_of_earlier_serials_does_not_follow_but_may_be_proof(self) -> None:
+        fs = slab_fs()
+        writer, positions = filled(fs, 3, sync=False)
+        place = writer.end_position
+        patch(fs, place + 8, frame_bytes(rows_frame({1: [b"old"]}, serial=1)))
+        assert judged(writer.segment, place, serial=3) == (Verdict.TORN, None)
+        assert judged(writer.segment, place, serial=3, closed=True) == (Verdict.TORN, None)
+        # The next frame may begin eight bytes behind the place, which is the least.
+        assert judged(writer.segment, place, serial=1) == (Verdict.TORN, place + 8)
+        assert judged(writer.segment, positions[0], serial=2)[1] == positions[2]
+
     def test_in_a_closed_segment_any_later_frame_is(self) -> None:
         writer, positions = filled(slab_fs(), 3, sync=False)
         assert judged(writer.segment, positions[1], serial=1, closed=True) == (

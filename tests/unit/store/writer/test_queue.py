@@ -389,6 +389,23 @@ def test_a_call_that_waits_for_room_gets_the_room_of_a_withdrawn_one() -> None:
     assert notes.commits == [["b"]]
 
 
+def test_a_call_that_found_no_room_does_not_make_later_flushes_begin() -> None:
+    control = Control(flush_interval=1_000, idle_flush_interval=1_000, pending_bytes_max=10)
+    notes = Notes(flush_settings=control)
+    first, second, last = Note("a", 8), Note("b", 8), Note("c", 8)
+    with writing(notes) as writer:
+        with held(writer):
+            submit(writer, first)
+            with pytest.raises(OverloadedError):
+                writer.submit(second, second.promise, 0.0)
+        submit(writer, last)
+        assert outcomes(first) == ["stored"]
+        with pytest.raises(OutcomeUnknownError):
+            last.promise.wait(0.2)
+        writer.close()
+    assert notes.commits == [["a"], ["c"]]
+
+
 def test_a_withdrawn_call_does_not_make_the_flush_begin() -> None:
     control = Control(flush_interval=1_000, idle_flush_interval=1_000, max_items=10)
     notes = Notes(flush_settings=control)
@@ -542,6 +559,18 @@ class TestCommitsOnTheThreadOfTheCaller:
         assert notes.commits == [["a"]]
         assert not call.promise.done
 
+    def test_it_does_not_pass_a_call_that_waits_for_its_flush(self) -> None:
+        control = Control(flush_interval=1_000, idle_flush_interval=1_000)
+        notes = Notes(flush_settings=control)
+        with writing(notes) as writer:
+            writer.start()
+            submit(writer, Note("a"))
+            deadline = time.monotonic() + 10
+            while not writer._is_asleep:  # noqa: SLF001 - nothing else shows it
+                assert time.monotonic() < deadline
+            assert not here(writer, Note("b"))
+        assert notes.commits == [["a"]]
+
     def test_meanwhile_the_thread_of_the_shard_leaves_the_layout_alone(self) -> None:
         began, go = Event(), Event()
         names: list[str] = []
@@ -560,6 +589,8 @@ class TestCommitsOnTheThreadOfTheCaller:
             caller = Thread(target=lent, args=(writer, Note("slow")), name="caller")
             caller.start()
             began.wait()
+            # Another thread may not borrow it either.
+            is_shared = here(writer, Note("other"))
             submit(writer, call := Note("next"))
             order = writer.order(lambda: names.append("order"))
             assert not here(writer, Note("other"))
@@ -570,6 +601,7 @@ class TestCommitsOnTheThreadOfTheCaller:
             assert outcomes(call) == ["stored"]
         assert notes.commits == [["slow"], ["next"]]
         assert names == ["caller", "siltstone-test-7", "order"]
+        assert not is_shared
 
     def test_slow_commits_make_the_thread_do_the_commits_of_the_next_second(self) -> None:
         clock = SlowClock()
