@@ -189,9 +189,11 @@ class Router:
             if number:
                 sender.stored(number)
             return True
-        if answer is None or isinstance(answer, OutcomeUnknownError):
+        if answer is None or isinstance(answer, OutcomeUnknownError | ClosedError):
+            # A shard is closed for a moment while copied files are installed. If this call ended
+            # then, no later one could be stored: each names the one before it.
             return False
-        if isinstance(answer, PoisonedError | ClosedError):
+        if isinstance(answer, PoisonedError):
             # This site stores nothing more; the outcome is unknown.
             return True
         if number:

@@ -169,6 +169,21 @@ def test_a_poisoned_shard_ends_its_calls() -> None:
     assert isinstance(ticket.error, PoisonedError)
 
 
+def test_a_call_waits_while_the_shard_is_opened_again() -> None:
+    desk = Desk()
+    desk.led_by("a")
+    tickets = [desk.append(), desk.append()]
+    for _, ticket in desk.own:
+        ticket.resolve(ClosedError("the database is closed"), None)
+    assert [ticket.done for ticket in tickets] == [False, False]
+    desk.led_by("b", 2)
+    desk.router.look()
+    assert [number for _, number, _ in desk.sent] == [claim(1, 0), claim(2, 1)]
+    for _, _, then in desk.sent:
+        then(encode_answer(STORED))
+    assert [ticket.error for ticket in tickets] == [None, None]
+
+
 def test_the_bytes_that_wait_are_bounded() -> None:
     desk = Desk()
     first = desk.append(80)
