@@ -18,6 +18,8 @@ def make_site(
     seeds: str,
     listen: str,
     secret_file: str,
+    nats: str,
+    nats_monitor: str,
     nats_server: str,
     away_after: float,
     copy_rate: int,
@@ -30,7 +32,10 @@ def make_site(
 ) -> ClusterSite:
     """Return a site of a cluster, not started yet. Raises: UsageError, NotFoundError."""
     fs = PosixFileSystem()
-    if secret_file:
+    if nats:
+        # The user's servers have their own passwords and certificates.
+        secret = b""
+    elif secret_file:
         secret = read_secret(fs, absolute_path(secret_file))
     else:
         secret = ensure_secret(fs, config_directory() / f"{name}.secret")
@@ -38,7 +43,9 @@ def make_site(
         ClusterSettings(
             name=name,
             site=site,
-            seeds=tuple(map(Address.parse, seeds.split(","))),
+            seeds=() if nats else tuple(map(Address.parse, seeds.split(","))),
+            nats=nats,
+            nats_monitor=tuple(page.strip() for page in nats_monitor.split(",") if page.strip()),
             listen=Address.parse(listen) if listen else None,
             secret=secret,
             program=nats_server,

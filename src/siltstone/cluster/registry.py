@@ -1,5 +1,6 @@
 """What all sites agree on: a bucket of JetStream, changed by compare-and-set only.
 
+    cluster         the name of the cluster
     place.<shard>   the sites of a shard, and the sequence below which its log is trimmed
     db.<database>   how a replicated database was created: salt, time, settings, and a nonce for the
                     log of each shard; `state` is founding until all streams exist, then ready
@@ -30,7 +31,7 @@ from nats.js.kv import KeyValue
 
 from siltstone.clock import Clock
 from siltstone.cluster.shared_log import Connection, found_stream
-from siltstone.errors import SiltstoneError
+from siltstone.errors import SiltstoneError, UsageError
 from siltstone.store.shard.replicated.log import EPOCH
 from siltstone.store.shard.replicated.port import Founding
 from siltstone.store.slab.manifest import Manifest
@@ -103,8 +104,11 @@ class Registry:
         self._replicas = replicas
         self._bucket: KeyValue | None = None
 
-    async def open(self) -> None:
-        """Find the bucket, or create it. Raises: NatsError, ApiError."""
+    async def open(self, cluster: str) -> None:
+        """Find the bucket, or create it.
+
+        Raises: NatsError, ApiError; UsageError if it belongs to another cluster.
+        """
         stream = self._connection.client.jetstream(timeout=_SECONDS)
         try:
             self._bucket = await stream.key_value(BUCKET)
@@ -112,6 +116,20 @@ class Registry:
             self._bucket = await stream.create_key_value(
                 KeyValueConfig(bucket=BUCKET, history=_HISTORY, replicas=self._replicas)
             )
+
+        await self._claim(cluster)
+
+    async def _claim(self, cluster: str) -> None:
+        """Check that these servers, or this account of them, are used by one cluster only."""
+        try:
+            await self.bucket.create("cluster", cluster.encode())
+        except KeyWrongLastSequenceError:
+            found = (await self.bucket.get("cluster")).value or b""
+            if found != cluster.encode():
+                raise UsageError(
+                    f"these NATS servers are used by the cluster {found.decode()!r}: give the "
+                    f"cluster {cluster!r} an account of its own"
+                ) from None
 
     @property
     def bucket(self) -> KeyValue:

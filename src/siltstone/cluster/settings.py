@@ -38,8 +38,8 @@ class ClusterSettings:
     `seeds` has the addresses of the NATS servers that keep the shared logs, and `listen` the one of
     this site; if it is not set, the site takes the first free seed of this machine and keeps it. A
     site that listens elsewhere keeps no shared log. Sites of one `zone` may fail together. `nats`
-    is the URL of a NATS cluster of the user's own. `program` is the nats-server to run, "" to find
-    it.
+    has the URLs of a NATS cluster of the user's own. `program` is the nats-server to run, "" to
+    find it.
     """
 
     name: str
@@ -48,6 +48,8 @@ class ClusterSettings:
     listen: Address | None
     secret: bytes
     nats: str = ""
+    # The monitoring pages of these servers.
+    nats_monitor: tuple[str, ...] = ()
     program: str = ""
     directory: PurePath
     # When a site that is not heard leaves the in-sync sites.
@@ -66,7 +68,7 @@ class ClusterSettings:
     @property
     def replicas(self) -> int:
         """The number of copies of each shared log: as many as there are servers, 3 at most."""
-        return max(1, min(3, len(self.seeds)))
+        return max(1, min(3, len(self.nats_monitor if self.nats else self.seeds)))
 
     def password(self, purpose: str) -> str:
         """Return the password for a purpose; it does not tell the secret."""

@@ -28,7 +28,7 @@ from siltstone.store.writer.replication.health import BoundsWatch
 from siltstone.store.writer.replication.messages import Genesis, Identity
 
 _LOG: Final = logging.getLogger("siltstone.cluster")
-_STREAM_BYTES: Final = 4 * 1024 * 1024 * 1024
+STREAM_BYTES: Final = 4 * 1024 * 1024 * 1024
 _API_SECONDS: Final = 2.0
 _OPEN_SECONDS: Final = 15.0
 _IDLE_SECONDS: Final = 0.5
@@ -104,7 +104,7 @@ async def found_stream(
         "max_msgs": -1,
         "max_msg_size": -1,
         "max_age": 0,
-        "max_bytes": _STREAM_BYTES,
+        "max_bytes": STREAM_BYTES,
         "discard": "new",
         "storage": "file",
         "num_replicas": replicas,

@@ -45,6 +45,7 @@ from siltstone.cluster.sites.membership import (
 from siltstone.cluster.sites.placing import Placing
 from siltstone.cluster.sites.seen import AWAY_SECONDS, Copying, Peer, SiteShard, key_of
 from siltstone.cluster.sites.state import state_of
+from siltstone.cluster.user_nats import UserNats
 from siltstone.errors import OutcomeUnknownError, RetryError, SiltstoneError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import create_directories
@@ -115,7 +116,9 @@ class ClusterSite:
             hosts=hosts,
             given=settings.tls,
         )
-        self._process = NatsProcess(fs, settings, self._certificates)
+        self._process: NatsProcess | UserNats = (
+            UserNats(settings) if settings.nats else NatsProcess(fs, settings, self._certificates)
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._run, name="siltstone-cluster", daemon=True)
         self._started = Event()
@@ -219,6 +222,11 @@ class ClusterSite:
         return self._call(self._status())  # type: ignore[no-any-return]
 
     @property
+    def _has_certificates(self) -> bool:
+        """Whether the connections use certificates of this site. Servers of the user may not."""
+        return not self._settings.nats or self._settings.tls is not None
+
+    @property
     def _client(self) -> Client:
         return self._connection.client
 
@@ -257,7 +265,8 @@ class ClusterSite:
     async def _begin(self) -> None:
         try:
             create_directories(self._fs, self._settings.directory)
-            self._certificates.prepare(self._clock.now_us())
+            if self._has_certificates:
+                self._certificates.prepare(self._clock.now_us())
             ports = await self._process.start()
             await self._connect(ports.client)
         except SiltstoneError as exc:
@@ -283,11 +292,13 @@ class ClusterSite:
 
     async def _connect(self, url: str) -> None:
         client = Client()
+        is_ours = not self._settings.nats
         await client.connect(
-            url,
-            user=USER,
-            password=self._settings.password("client"),
-            tls=self._certificates.context,
+            url.split(","),
+            # The URLs of the user's servers have a user, if one is needed.
+            user=USER if is_ours else None,
+            password=self._settings.password("client") if is_ours else None,
+            tls=self._certificates.context if self._has_certificates else None,
             tls_hostname=self._process.host,
             name=f"siltstone {self.site}",
             max_reconnect_attempts=-1,
@@ -307,7 +318,9 @@ class ClusterSite:
 
     async def _open_registry(self) -> None:
         assert self._registry is not None
-        await patiently(self._registry.open, say=self._say)
+        if isinstance(self._process, UserNats):
+            await patiently(partial(self._process.check_account, self._client), say=self._say)
+        await patiently(partial(self._registry.open, self._settings.name), say=self._say)
         self._problem = ""
         self._ready.set()
         log(_LOG, logging.INFO, "cluster_joined", cluster=self._settings.name, site=self.site)
@@ -724,7 +737,7 @@ class ClusterSite:
 
     async def _renew(self) -> None:
         """Replace the certificates that end soon, and use what the user has replaced."""
-        while True:
+        while self._has_certificates:
             await asyncio.sleep(_RENEW_SECONDS)
             try:
                 if self._certificates.renew(self._clock.now_us()):

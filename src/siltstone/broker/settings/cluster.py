@@ -40,6 +40,17 @@ class ClusterSettings(Settings):
         description="File with the secret that all sites share. Empty: a file of this user with "
         "the name of the cluster, which the first site creates.",
     )
+    nats: str = Field(
+        default="",
+        description="URLs of the servers of your own NATS cluster, separated by commas, instead of "
+        "`seeds`: nats:// or tls://, with user and password if they are needed. Empty: each site "
+        "runs a server.",
+    )
+    nats_monitor: str = Field(
+        default="",
+        description="URLs of the monitoring pages of all servers of `nats`, separated by commas: "
+        "http://HOST:PORT. A start checks there that the servers sync.",
+    )
     nats_server: str = Field(
         default="", description="Path of nats-server. Empty: the one of siltstone[cluster]."
     )
@@ -82,18 +93,40 @@ class ClusterSettings(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.enabled:
-            if self.site or self.seeds or self.listen:
-                raise wrong("is missing: site, seeds and listen are for a cluster", "name")
+            if self.site or self.seeds or self.listen or self.nats:
+                raise wrong("is missing: site, seeds, listen and nats are for a cluster", "name")
             return self
         for key, name in (("name", self.name), ("site", self.site)):
             if not _NAME.fullmatch(name):
                 raise wrong(f"must have 1 to 32 letters, digits, '_' and '-', found {name!r}", key)
-        for place in self.seeds.split(","):
-            if not _PLACE.fullmatch(place.strip()):
-                raise wrong(f"must be HOST:PORT,HOST:PORT,…: {place.strip()!r}", "seeds")
+        self._check_servers()
         files = (self.certificate, self.key, self.authority)
         if any(files) and not all(files):
             raise wrong("certificate, key and authority belong together", "certificate")
+        return self
+
+    def _check_servers(self) -> None:
+        """Check which NATS servers there are: those of the user, or one for each seed."""
+        if self.nats:
+            if self.seeds or self.listen:
+                raise wrong("is for a NATS cluster of your own: seeds and listen are not", "nats")
+            for url in self.nats.split(","):
+                if not url.strip().startswith(("nats://", "tls://")):
+                    raise wrong(
+                        f"must begin with nats:// or tls://: {_without_user(url)!r}", "nats"
+                    )
+            if not self.nats_monitor:
+                raise wrong("must name the monitoring pages of all servers", "nats_monitor")
+            return
+        if self.nats_monitor:
+            raise wrong("needs nats", "nats_monitor")
+        for place in self.seeds.split(","):
+            if not _PLACE.fullmatch(place.strip()):
+                raise wrong(f"must be HOST:PORT,HOST:PORT,…: {place.strip()!r}", "seeds")
         if self.listen and not _PLACE.fullmatch(self.listen.strip()):
             raise wrong(f"must be HOST:PORT: {self.listen!r}", "listen")
-        return self
+
+
+def _without_user(url: str) -> str:
+    """Return a URL without a password, for an error."""
+    return url.rpartition("@")[2].strip()
