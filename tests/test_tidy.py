@@ -20,6 +20,7 @@ ENTRIES_MAX = 12
 # Where everything is caught, once each: a thread, a connection, or the code of others ends there.
 BROAD_HANDLERS: dict[str, str] = {
     "broker/access/access.py": "a hook is others' code: what it raises refuses the client",
+    "flight/server.py": "Flight would send the traceback of a mistake of ours to the client",
     "guard.py": "a mistake of ours ends one connection, or one thing of a turn",
     "store/writer/ticket.py": "a callback is others' code: the shard's thread goes on",
     "store/writer/queue.py": "a mistake of ours ends one shard, and leaves nobody waiting",
@@ -165,6 +166,12 @@ def test_the_architecture_has_the_layers_that_are_checked() -> None:
         ]
         first = rows.index(sorted(layers[0]))
         assert [set(row) for row in rows[first : first + len(layers)]] == layers
+
+
+def test_the_architecture_names_modules_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    named = set(re.findall(r"`([\w/]+\.py)`", text)) - {"setup.py"}
+    assert sorted(name for name in named if not (SOURCE / name).is_file()) == []
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:
