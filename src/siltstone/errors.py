@@ -6,8 +6,10 @@ message.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Final
 
 
 class SiltstoneError(Exception):
@@ -160,3 +162,23 @@ class PoisonedError(SiltstoneError):
 
 class ClosedError(UsageError):
     """The store, database or other object is closed."""
+
+
+# The errors whose constructor takes only a message, for connections that send the name of an error.
+BY_NAME: Final[Mapping[str, type[SiltstoneError]]] = {
+    kind.__name__: kind
+    for kind in (
+        ClosedError,
+        ConflictError,
+        ExistsError,
+        InvalidTopicError,
+        LockedError,
+        NotFoundError,
+        OutcomeUnknownError,
+        OverloadedError,
+        PoisonedError,
+        RetryError,
+        SlabDroppedError,
+        UsageError,
+    )
+}

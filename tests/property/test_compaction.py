@@ -21,22 +21,9 @@ from siltstone.store.log.read.pieces import Row
 from siltstone.store.log.read.scan import Span
 from tests.support.builders import NAME, NOW_US, PATH, World, naive_match
 from tests.support.compacting import compact_all
+from tests.support.frame_rows import FILTERS, a_row
 from tests.support.pipeline import options_of, through_pickle
 from tests.support.reading import check_everything, read_rows
-
-TOPICS = ["a", "a/b", "a/c", "a/b/1", "a/b/2", "b/1/x", "b/2/x", "b/3/y", "ä/ß", "/", "a//b"]
-FILTERS = ["#", "a/+", "a/#", "b/+/x", "b/2/+", "+", "a/b/1", "z/#", "+/+/x"]
-
-
-def a_row() -> st.SearchStrategy[Row]:
-    return st.tuples(
-        st.sampled_from(TOPICS),
-        st.binary(max_size=20),
-        st.sampled_from(["", "p", "ö"]),
-        st.integers(0, 2),
-        st.booleans(),
-        st.sampled_from([b"", b"", b"&\0\1k\0\1v"]),
-    ).map(lambda fields: Row(*fields))
 
 
 def some_calls() -> st.SearchStrategy[list[list[Row]]]:

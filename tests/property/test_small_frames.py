@@ -20,20 +20,7 @@ from siltstone.store.segment.segment import Segment
 from siltstone.store.segment.table import FrameTable
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import World, begun, call_of, naive_match
-
-TOPICS = ["a", "a/b", "a/c", "a/b/1", "a/b/2", "b/1/x", "b/2/x", "b/3/y", "ä/ß", "/", "a//b"]
-FILTERS = ["#", "a/+", "a/#", "b/+/x", "b/2/+", "+", "a/b/1", "z/#", "+/+/x"]
-
-
-def a_row() -> st.SearchStrategy[Row]:
-    return st.tuples(
-        st.sampled_from(TOPICS),
-        st.binary(max_size=20),
-        st.sampled_from(["", "p", "ö"]),
-        st.integers(0, 2),
-        st.booleans(),
-        st.sampled_from([b"", b"", b"&\0\1k\0\1v"]),
-    ).map(lambda fields: Row(*fields))
+from tests.support.frame_rows import FILTERS, a_row
 
 
 def some_frames() -> st.SearchStrategy[list[list[Row]]]:

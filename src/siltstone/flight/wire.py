@@ -39,23 +39,12 @@ REQUEST: Final = "manage"
 END: Final = "manage-end"
 _SPAN_FIELDS: Final = 4
 _SHARD_DIGITS_MAX: Final = 10
-# The errors whose constructor takes only a message. Other errors arrive as a base class.
+# The classes of the errors of a server. Facts do not travel: some arrive as their base class.
 _ERRORS: Final[Mapping[str, type[SiltstoneError]]] = {
-    kind.__name__: kind
-    for kind in (
-        errors.ClosedError,
-        errors.ExistsError,
-        errors.InvalidTopicError,
-        errors.LockedError,
-        errors.NotFoundError,
-        errors.OutcomeUnknownError,
-        errors.OverloadedError,
-        errors.PoisonedError,
-        errors.RetryError,
-        errors.SlabDroppedError,
-        errors.UsageError,
-    )
-} | {"QuotaExceededError": errors.RetryError, "StorageFullError": errors.RetryError}
+    **errors.BY_NAME,
+    "QuotaExceededError": errors.RetryError,
+    "StorageFullError": errors.RetryError,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -289,12 +289,8 @@ class RunningKeyValue:
         Raises: UsageError for a database with times; ConflictError if too many callers take it at
         once.
         """
-        if self.settings.timed:
-            raise UsageError(
-                "owned maps need a plain map: a database with the setting timed = false"
-            )
         begin = partial(self.transaction, key=text_of("collection", collection))
-        return take(begin, collection, retries, self._retry)
+        return take(begin, collection, retries, self._retry, timed=self.settings.timed)
 
     def get(
         self,

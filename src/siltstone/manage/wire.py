@@ -34,24 +34,6 @@ from siltstone.errors import (
 LINE_MAX: Final = 1 << 20
 # The largest bytes after a line: an append, or the changes of a transaction.
 PAYLOAD_MAX: Final = 256 << 20
-# The errors whose constructor takes only a message.
-_PLAIN: Final[Mapping[str, type[SiltstoneError]]] = {
-    kind.__name__: kind
-    for kind in (
-        errors.ClosedError,
-        errors.ConflictError,
-        errors.ExistsError,
-        errors.InvalidTopicError,
-        errors.LockedError,
-        errors.NotFoundError,
-        errors.OutcomeUnknownError,
-        errors.OverloadedError,
-        errors.PoisonedError,
-        errors.RetryError,
-        errors.SlabDroppedError,
-        errors.UsageError,
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +64,7 @@ def encode_error(error: SiltstoneError) -> bytes:
 def decode_error(document: Mapping[str, Any]) -> SiltstoneError:
     """Return the error of a response."""
     text = str(document["error"])
-    plain = _PLAIN.get(str(document.get("kind")))
+    plain = errors.BY_NAME.get(str(document.get("kind")))
     if plain is not None:
         return plain(text)
     error = _restored(text, document)

@@ -209,12 +209,15 @@ class OwnedMaps:
                     self._maps[name].put_back(keys)
 
 
-def take(begin: Begin, collection: str, retries: int, retry: Retry) -> OwnedMaps:
+def take(begin: Begin, collection: str, retries: int, retry: Retry, *, timed: bool) -> OwnedMaps:
     """Load a collection, which may be new and empty, and become its owner. The former owner cannot
     save after this commit.
 
-    Raises: ConflictError if too many callers take it at once, and the errors of `transact`.
+    Raises: UsageError for a database with times; ConflictError if too many callers take it at
+    once, and the errors of `transact`.
     """
+    if timed:
+        raise UsageError("owned maps need a plain map: a database with the setting timed = false")
     guard = guard_topic(collection)
 
     def load(tx: OwnerTransaction) -> dict[str, OwnedMap]:
