@@ -152,18 +152,18 @@ class TestExample:
         assert header is not None
         assert header_fields(header) == header_fields(
             FrameHeader(
-                0xDD7C0B27,
-                len(data),
-                ROWS,
-                PLAIN,
-                10,
-                1000,
-                3,
-                2,
-                1_700_000_000_000_000,
-                1_700_000_000_000_002,
-                4160,
-                len(data) - 64,
+                crc=0xDD7C0B27,
+                length=len(data),
+                kind=ROWS,
+                compression=PLAIN,
+                section_count=10,
+                first_serial=1000,
+                row_count=3,
+                stream_count=2,
+                first_timestamp_us=1_700_000_000_000_000,
+                last_timestamp_us=1_700_000_000_000_002,
+                synced_position=4160,
+                body_bytes=len(data) - 64,
             )
         )
 
@@ -254,7 +254,18 @@ class TestTables:
 
     def test_the_fields_of_an_index_stand_where_the_code_puts_them(self) -> None:
         index = SegmentIndex(first_serial=100, end_position=4096)
-        header = FrameHeader(0, 128, ROWS, PLAIN, 0, 100, 3, 2, 1000, 1002, 0, 64)
+        header = FrameHeader(
+            length=128,
+            kind=ROWS,
+            compression=PLAIN,
+            section_count=0,
+            first_serial=100,
+            row_count=3,
+            stream_count=2,
+            first_timestamp_us=1000,
+            last_timestamp_us=1002,
+            body_bytes=64,
+        )
         index.add(4096, header, [(7, 0, 2, 0, 1), (9, 2, 1, 1, 1)])
         data = encode_index(index, structure=b"edges", producers=b"p" * 24)
         found = [

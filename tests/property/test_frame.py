@@ -314,7 +314,16 @@ class TestIndex:
             rows = sum(streams.values())
             now_us += pause_us
             header = FrameHeader(
-                0, length, ROWS, PLAIN, 0, index.next_serial, rows, 0, now_us, now_us + rows, 0, 0
+                length=length,
+                kind=ROWS,
+                compression=PLAIN,
+                section_count=0,
+                first_serial=index.next_serial,
+                row_count=rows,
+                stream_count=0,
+                first_timestamp_us=now_us,
+                last_timestamp_us=now_us + rows,
+                body_bytes=0,
             )
             directory = [(stream, 0, count, 0, 1) for stream, count in sorted(streams.items())]
             index.add(index.end_position, header, directory)

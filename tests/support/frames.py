@@ -145,18 +145,15 @@ def cooked_frame(cooked: Cooked, *, serial: int = 0, compression: int = PLAIN) -
         cooked.streams, cooked.publishers, cooked.flags, cooked.edges, cooked.producers
     )
     header = FrameHeader(
-        0,
-        0,
-        ROWS,
-        compression,
-        sections,
-        serial,
-        cooked.row_count,
-        len(cooked.streams),
-        cooked.timestamp_us,
-        cooked.timestamp_us + cooked.row_count - 1,
-        0,
-        len(plain),
+        kind=ROWS,
+        compression=compression,
+        section_count=sections,
+        first_serial=serial,
+        row_count=cooked.row_count,
+        stream_count=len(cooked.streams),
+        first_timestamp_us=cooked.timestamp_us,
+        last_timestamp_us=cooked.timestamp_us + cooked.row_count - 1,
+        body_bytes=len(plain),
     )
     return Frame(header, compress(plain, compression), directory_of(cooked.streams))
 

@@ -70,8 +70,8 @@ class Fault:
 class FaultyFileSystem:
     """A file system that passes every operation to inner, unless a fault or power cut prevents it.
 
-    operations_left counts the operations that change something. The next such operation after them
-    raises PowerCut, and so does every later operation except `close`.
+    `operations_left` counts the operations that change something. After the last of them, the next
+    change raises PowerCut, and so does every later operation except `close`.
     """
 
     def __init__(self, inner: FileSystem, *faults: Fault) -> None:

@@ -218,7 +218,7 @@ class PosixFile:
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         descriptor = self._descriptor(to_write=True)
         size = memoryview(data).nbytes
-        # Not with `_translated`: its context is made anew for each write.
+        # Without `_translated`, which would create a context for each write.
         try:
             done = os.pwrite(descriptor, data, offset) if size else 0
             if done == size:
@@ -532,7 +532,7 @@ def raise_file_limit() -> int:
 
 
 def lower_priority() -> None:
-    """Let all other processes run before this one, where the system has such a policy."""
+    """Let all other processes run before this one, if the system can."""
     with suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):

@@ -139,7 +139,7 @@ def _complaint(error: ValidationError) -> str:
     if first["type"] == _EXTRA:
         return f"the request has an unknown field: {place}"
     if first["type"] == "value_error":
-        # A check of ours: its message has the name and the value.
+        # The message of our own check has the name and the value.
         return str(first["msg"]).removeprefix("Value error, ")
     text = str(first["msg"])
     return f"{place}: {text[:1].lower()}{text[1:]}, got {first['input']!r:.100}"

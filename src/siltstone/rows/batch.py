@@ -1,7 +1,7 @@
 """Rows as parallel lists: one class from the packet to the frame. Compiled.
 
 Invariants: a list is empty or has one item for each row; a batch does not change after it was
-handed on; the rows of a `checked` batch are valid, and nobody checks them again. This module
+handed on; the rows of a `checked` batch are valid and are not checked again. This module
 imports no other module of Siltstone: packets and programs fill batches, the store reads them.
 
 Flags have QoS in bits 0 and 1, retain in 2, DUP in 3. DUP belongs to one transmission of a message

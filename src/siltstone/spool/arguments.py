@@ -35,7 +35,7 @@ def path_given(path: object) -> PurePath:
 
 
 def pairs_given(items: object) -> Iterator[tuple[object, str | None]]:
-    """Yield sources and their metadata. Raises: UsageError at an item that is not such a pair."""
+    """Yield sources and their metadata. Raises: UsageError at an item that is not a pair."""
     if not isinstance(items, Iterable):
         raise UsageError(f"items must be pairs of a source and metadata: {_kind(items)}")
     for item in items:

@@ -262,17 +262,17 @@ class Structure:
 
         A topic that had its own stream here may be placed in a varying stream there.
         """
-        heir = Structure(thresholds)
+        inherited = Structure(thresholds)
         for stream in self._in_order:
             if stream.varying_count == 0:
                 continue
-            node = heir.special_root if stream.special else heir.root
+            node = inherited.special_root if stream.special else inherited.root
             for level in stream.levels:
                 child = node.plus if level == b"+" else node.children.get(level)
-                node = heir._add_child(node, level) if child is None else child
-            heir._end(node)
-        heir.take_pending()
-        return heir
+                node = inherited._add_child(node, level) if child is None else child
+            inherited._end(node)
+        inherited.take_pending()
+        return inherited
 
     def streams(self) -> list[Stream]:
         """Return all streams, oldest first."""

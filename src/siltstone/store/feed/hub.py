@@ -68,9 +68,9 @@ class FeedHub:
         self._settings = settings
         # The serial after the last announced row, by shard.
         self.ends: list[int] = source.ends()
-        self._lanes: list[ShardFeeds] = []
+        self._shards: list[ShardFeeds] = []
         for shard in range(len(self.ends)):
-            self._lanes.append(ShardFeeds(shard, self.ends[shard], settings))
+            self._shards.append(ShardFeeds(shard, self.ends[shard], settings))
         self._groups = FilterGroups(len(self.ends))
         self._feeds: dict[Feed, None] = {}
         self._announced: deque[FeedBatch] = deque()
@@ -108,9 +108,9 @@ class FeedHub:
         feed = Feed(self._groups.join(filters, staged), position, credit, tag)
         feed.ends = self.ends
         self._feeds[feed] = None
-        for lane in self._lanes:
+        for shard_feeds in self._shards:
             feed.add_shard()
-            self._settle(lane, feed)
+            self._settle(shard_feeds, feed)
         while self._due and not self._running:
             # The caller does not know the new feed yet, so nothing may be delivered here.
             self._pump(self._due.popleft(), 0)
@@ -137,19 +137,19 @@ class FeedHub:
             return
         feed.credit += rows
         feed.window = max(feed.window, feed.credit)
-        for lane in self._lanes:
-            if not feed.live[lane.shard]:
-                if not feed.waiting[lane.shard]:
-                    lane.put(feed)
-                self._call(lane)
+        for shard_feeds in self._shards:
+            if not feed.live[shard_feeds.shard]:
+                if not feed.waiting[shard_feeds.shard]:
+                    shard_feeds.put(feed)
+                self._call(shard_feeds)
         self._run()
 
     def remove(self, feed: Feed) -> None:
         """End a feed; its position stays unchanged. Many filters are left to `clear`."""
         if feed.removed:
             return
-        for lane in self._lanes:
-            feed.places[lane.shard] = self._withdraw(lane, feed)
+        for shard_feeds in self._shards:
+            feed.places[shard_feeds.shard] = self._withdraw(shard_feeds, feed)
         feed.removed = True
         del self._feeds[feed]
         self._groups.leave(feed.group)
@@ -181,10 +181,10 @@ class FeedHub:
 
     def advance(self, ends: list[int]) -> None:
         """Record that there are rows up to these ends, which will not be announced."""
-        self._add_lanes(len(ends))
-        for lane in self._lanes:
-            if ends[lane.shard] > lane.end:
-                self._fall_behind(lane, ends[lane.shard])
+        self._add_shards(len(ends))
+        for shard_feeds in self._shards:
+            if ends[shard_feeds.shard] > shard_feeds.end:
+                self._fall_behind(shard_feeds, ends[shard_feeds.shard])
         self._run()
 
     def finish(self, job: ReadJob) -> None:
@@ -216,77 +216,77 @@ class FeedHub:
                 dispatch.batch.load()
             self._deliver(dispatch)
 
-    def _add_lanes(self, shards: int) -> None:
-        """Add shards that the database got meanwhile."""
-        for shard in range(len(self._lanes), shards):
-            lane = ShardFeeds(shard, 0, self._settings)
-            self._lanes.append(lane)
+    def _add_shards(self, shards: int) -> None:
+        """Add shards that the database has got since."""
+        for shard in range(len(self._shards), shards):
+            shard_feeds = ShardFeeds(shard, 0, self._settings)
+            self._shards.append(shard_feeds)
             self.ends.append(0)
             self._groups.add_shard()
             for feed in self._feeds:
                 feed.add_shard()
-                self._settle(lane, feed)
+                self._settle(shard_feeds, feed)
 
-    def _set_end(self, lane: ShardFeeds, end: int) -> None:
-        lane.end = end
-        self.ends[lane.shard] = end
+    def _set_end(self, shard_feeds: ShardFeeds, end: int) -> None:
+        shard_feeds.end = end
+        self.ends[shard_feeds.shard] = end
 
-    def _settle(self, lane: ShardFeeds, feed: Feed) -> None:
+    def _settle(self, shard_feeds: ShardFeeds, feed: Feed) -> None:
         """Put a feed into the state that its place and its credit require."""
-        shard = lane.shard
-        if feed.places[shard] >= lane.end:
+        shard = shard_feeds.shard
+        if feed.places[shard] >= shard_feeds.end:
             feed.live[shard] = True
             feed.group.live[shard][feed] = None
         elif feed.credit:
-            lane.put(feed)
-            self._call(lane)
+            shard_feeds.put(feed)
+            self._call(shard_feeds)
 
-    def _withdraw(self, lane: ShardFeeds, feed: Feed) -> int:
+    def _withdraw(self, shard_feeds: ShardFeeds, feed: Feed) -> int:
         """Remove a feed from its state in a shard; return its place."""
-        place = feed.place(lane.shard)
-        if feed.live[lane.shard]:
-            feed.live[lane.shard] = False
-            del feed.group.live[lane.shard][feed]
+        place = feed.place(shard_feeds.shard)
+        if feed.live[shard_feeds.shard]:
+            feed.live[shard_feeds.shard] = False
+            del feed.group.live[shard_feeds.shard][feed]
         else:
-            lane.take(feed)
+            shard_feeds.take(feed)
         return place
 
-    def _fall_behind(self, lane: ShardFeeds, end: int) -> None:
+    def _fall_behind(self, shard_feeds: ShardFeeds, end: int) -> None:
         """Move the end of a shard forward; live feeds must read the rows before it."""
-        behind = [feed for group in self._groups.all() for feed in group.live[lane.shard]]
+        behind = [feed for group in self._groups.all() for feed in group.live[shard_feeds.shard]]
         for feed in behind:
-            feed.places[lane.shard] = self._withdraw(lane, feed)
-        self._set_end(lane, end)
+            feed.places[shard_feeds.shard] = self._withdraw(shard_feeds, feed)
+        self._set_end(shard_feeds, end)
         for feed in behind:
-            self._settle(lane, feed)
+            self._settle(shard_feeds, feed)
 
-    def _call(self, lane: ShardFeeds) -> None:
-        if not lane.due:
-            lane.due = True
-            self._due.append(lane)
+    def _call(self, shard_feeds: ShardFeeds) -> None:
+        if not shard_feeds.due:
+            shard_feeds.due = True
+            self._due.append(shard_feeds)
 
     def _commit(self, batch: FeedBatch) -> None:
         """Deliver a committed batch to the live feeds."""
-        self._add_lanes(batch.shard + 1)
-        lane = self._lanes[batch.shard]
-        if batch.stop_serial <= lane.end:
+        self._add_shards(batch.shard + 1)
+        shard_feeds = self._shards[batch.shard]
+        if batch.stop_serial <= shard_feeds.end:
             # The batch was stored before the hub was created.
             return
-        if batch.start_serial > lane.end:
+        if batch.start_serial > shard_feeds.end:
             # Serials were skipped, or the listener started too late: a read finds out.
-            self._fall_behind(lane, batch.start_serial)
+            self._fall_behind(shard_feeds, batch.start_serial)
         start = batch.start_serial
-        self._set_end(lane, batch.stop_serial)
+        self._set_end(shard_feeds, batch.stop_serial)
         if not self._feeds:
             return
         held = Held(start, batch.stop_serial, start, batch)
         held.complete = True
-        lane.remember(held)
+        shard_feeds.remember(held)
         dispatch = Dispatch(batch)
-        self._share_live(lane, start, dispatch)
+        self._share_live(shard_feeds, start, dispatch)
         self._send(dispatch)
 
-    def _share_live(self, lane: ShardFeeds, start: int, dispatch: Dispatch) -> None:
+    def _share_live(self, shard_feeds: ShardFeeds, start: int, dispatch: Dispatch) -> None:
         batch = dispatch.batch
         names = batch.names
         found = [self._groups.who_wants(name) for name in names]
@@ -297,13 +297,13 @@ class FeedHub:
                 break
         if alike:
             for group in found[0]:
-                self._share_group(lane, start, dispatch, group, None)
+                self._share_group(shard_feeds, start, dispatch, group, None)
             return
         wanted: dict[FilterGroup, list[int]] = {}
         some: set[int] = set()
         for number in range(len(found)):
             for group in found[number]:
-                if group.live[lane.shard]:
+                if group.live[shard_feeds.shard]:
                     some.add(number)
                     if group in wanted:
                         wanted[group].append(number)
@@ -315,15 +315,20 @@ class FeedHub:
         by_name = rows_by_name(batch, some)
         for group, numbers in wanted.items():
             rows = None if len(numbers) == len(names) else rows_of_names(by_name, numbers)
-            self._share_group(lane, start, dispatch, group, rows)
+            self._share_group(shard_feeds, start, dispatch, group, rows)
 
     def _share_group(
-        self, lane: ShardFeeds, start: int, dispatch: Dispatch, group: FilterGroup, rows: Rows
+        self,
+        shard_feeds: ShardFeeds,
+        start: int,
+        dispatch: Dispatch,
+        group: FilterGroup,
+        rows: Rows,
     ) -> None:
         """Give every live feed of a group its rows; a feed without credit for all of them is no
         longer live.
         """
-        shard = lane.shard
+        shard = shard_feeds.shard
         batch = dispatch.batch
         shares = dispatch.shares
         count = batch.count if rows is None else len(rows)
@@ -342,81 +347,81 @@ class FeedHub:
             del group.live[shard][feed]
 
     def _take_back(self, job: ReadJob) -> None:
-        lane = self._lanes[job.shard]
-        lane.job = None
-        self._call(lane)
+        shard_feeds = self._shards[job.shard]
+        shard_feeds.job = None
+        self._call(shard_feeds)
         if job.error is not None:
-            self._fail(lane, job, job.error)
+            self._fail(shard_feeds, job, job.error)
         elif job.held is not None:
-            lane.keep(job.held)
-            self._serve(lane, job.held)
+            shard_feeds.keep(job.held)
+            self._serve(shard_feeds, job.held)
 
-    def _fail(self, lane: ShardFeeds, job: ReadJob, error: SiltstoneError) -> None:
+    def _fail(self, shard_feeds: ShardFeeds, job: ReadJob, error: SiltstoneError) -> None:
         """End the feeds for which the read failed."""
         dispatch = Dispatch(FeedBatch(job.shard, 0, job.start, job.start, 0))
         dispatch.error = error
-        for feed in lane.between(job.start, job.start + 1):
+        for feed in shard_feeds.between(job.start, job.start + 1):
             if feed.group in job.groups:
                 feed.error = error
                 self.remove(feed)
                 dispatch.shares.append((feed, []))
         self._send(dispatch)
 
-    def _pump(self, lane: ShardFeeds, dispatches_max: int) -> None:
+    def _pump(self, shard_feeds: ShardFeeds, dispatches_max: int) -> None:
         """Serve a shard's queue from memory, until a read is needed or the limit is reached."""
-        lane.due = False
+        shard_feeds.due = False
         served = 0
-        while lane.job is None:
-            feed = self._next_in_turn(lane)
+        while shard_feeds.job is None:
+            feed = self._next_in_turn(shard_feeds)
             if feed is None:
                 return
-            place = feed.places[lane.shard]
-            held = lane.find(place, feed.group)
+            place = feed.places[shard_feeds.shard]
+            held = shard_feeds.find(place, feed.group)
             if held is None:
                 # The read may return less than the feed waits for.
-                lane.put(feed)
-                self._start(lane, place, self._near(lane, feed))
+                shard_feeds.put(feed)
+                self._start(shard_feeds, place, self._near(shard_feeds, feed))
             elif served >= dispatches_max:
                 # Nothing is read, but the owner can do other work before the job comes back.
-                lane.put(feed)
-                self._start(lane, place, {})
+                shard_feeds.put(feed)
+                self._start(shard_feeds, place, {})
             else:
                 served += 1
-                self._serve(lane, held)
+                self._serve(shard_feeds, held)
                 if self._announced:
-                    self._call(lane)
+                    self._call(shard_feeds)
                     return
 
-    def _start(self, lane: ShardFeeds, place: int, groups: dict[FilterGroup, None]) -> None:
-        lane.job = ReadJob(lane.shard, place, groups, self._source, self._settings)
-        self._want_read(lane.job)
+    def _start(self, shard_feeds: ShardFeeds, place: int, groups: dict[FilterGroup, None]) -> None:
+        shard_feeds.job = ReadJob(shard_feeds.shard, place, groups, self._source, self._settings)
+        self._want_read(shard_feeds.job)
 
-    def _next_in_turn(self, lane: ShardFeeds) -> Feed | None:
+    def _next_in_turn(self, shard_feeds: ShardFeeds) -> Feed | None:
         """Return the next feed of the queue; a feed with little credit lets the others go first,
         once.
         """
-        shard = lane.shard
-        while lane.queue:
-            feed = lane.queue.popleft()
+        shard = shard_feeds.shard
+        while shard_feeds.queue:
+            feed = shard_feeds.queue.popleft()
             feed.queued[shard] = False
             if not feed.waiting[shard]:
                 continue
             enough = min(self._settings.resume_rows, feed.window // 2)
-            if feed.credit < enough and not feed.passed[shard] and lane.queue:
+            if feed.credit < enough and not feed.passed[shard] and shard_feeds.queue:
                 feed.passed[shard] = True
                 feed.queued[shard] = True
-                lane.queue.append(feed)
+                shard_feeds.queue.append(feed)
                 continue
             feed.passed[shard] = False
             return feed
         return None
 
-    def _near(self, lane: ShardFeeds, feed: Feed) -> dict[FilterGroup, None]:
+    def _near(self, shard_feeds: ShardFeeds, feed: Feed) -> dict[FilterGroup, None]:
         """Return the groups of all feeds that wait where this read may reach, its own first."""
-        place = feed.places[lane.shard]
+        place = feed.places[shard_feeds.shard]
         groups: dict[FilterGroup, None] = {feed.group: None}
         filters = len(feed.group.filters)
-        for other in lane.between(place, place + self._settings.read_rows):
+        for other in shard_feeds.between(place, place + self._settings.read_rows):
             if other.group not in groups:
                 filters += len(other.group.filters)
                 if filters > self._settings.filters_max:
@@ -424,17 +429,17 @@ class FeedHub:
                 groups[other.group] = None
         return groups
 
-    def _serve(self, lane: ShardFeeds, held: Held) -> None:
+    def _serve(self, shard_feeds: ShardFeeds, held: Held) -> None:
         """Give every feed that waits within these rows in memory its rows."""
-        shard = lane.shard
+        shard = shard_feeds.shard
         batch = held.batch
         if batch is None:
             batch = FeedBatch(shard, 0, held.start, held.stop, 0)
         dispatch = Dispatch(batch)
-        for feed in lane.between(held.start, held.stop):
+        for feed in shard_feeds.between(held.start, held.stop):
             if not held.covers(feed.group):
                 continue
-            lane.take(feed)
+            shard_feeds.take(feed)
             place = feed.places[shard]
             if place < held.rows_from:
                 if place or feed.is_placed[shard]:
@@ -447,5 +452,5 @@ class FeedHub:
                 rows = held.rows_of(feed.group, self._groups.who_wants)
                 stop = hand_over(dispatch, feed, rows, place, stop)
             feed.places[shard] = stop
-            self._settle(lane, feed)
+            self._settle(shard_feeds, feed)
         self._send(dispatch)

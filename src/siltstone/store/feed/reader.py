@@ -104,7 +104,7 @@ class FeedReader:
         self._position = position
         self._error: SiltstoneError | None = None
         self._hear: Callable[[], None] | None = None
-        self.grant: Callable[[int], None] = _nobody
+        self.grant: Callable[[int], None] = _ignore
         self.leave: Callable[[], None] = _nothing
 
     @property
@@ -203,7 +203,7 @@ class FeedReader:
             hear()
 
 
-def _nobody(_rows: int) -> None:
+def _ignore(_rows: int) -> None:
     """Do nothing; a placeholder until the feed has begun."""
 
 

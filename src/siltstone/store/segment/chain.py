@@ -37,7 +37,7 @@ from siltstone.store.segment.sift import (
 )
 from siltstone.store.segment.writer import SegmentWriter, create_segment
 
-# So many frames are added to the word index when a segment is sealed.
+# The most frames that are added to the word index when a segment is sealed.
 _WORDS_MAX: Final = 1 << 16
 
 
@@ -401,7 +401,15 @@ class ChainWriter:
 def state_header(body: bytes, sections: int, *, serial: int, timestamp_us: int) -> FrameHeader:
     """Return the header of a state frame: it has no rows, but it has a serial and a time."""
     return FrameHeader(
-        0, 0, STATE, 0, sections, serial, 0, 0, timestamp_us, timestamp_us, 0, len(body)
+        kind=STATE,
+        compression=0,
+        section_count=sections,
+        first_serial=serial,
+        row_count=0,
+        stream_count=0,
+        first_timestamp_us=timestamp_us,
+        last_timestamp_us=timestamp_us,
+        body_bytes=len(body),
     )
 
 

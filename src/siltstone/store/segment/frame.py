@@ -102,12 +102,14 @@ class FrameFormatError(ValueError):
 
 
 class FrameHeader:
-    """The decoded first 64 bytes of a frame."""
+    """The decoded first 64 bytes of a frame.
+
+    The encoder sets the length and the CRCs, the writer of the segment the synced position.
+    """
 
     def __init__(
         self,
-        crc: int,
-        length: int,
+        *,
         kind: int,
         compression: int,
         section_count: int,
@@ -116,8 +118,10 @@ class FrameHeader:
         stream_count: int,
         first_timestamp_us: int,
         last_timestamp_us: int,
-        synced_position: int,
         body_bytes: int,
+        crc: int = 0,
+        length: int = 0,
+        synced_position: int = 0,
     ) -> None:
         self.crc = crc
         self.length = length
@@ -199,18 +203,18 @@ def decode_header(view: memoryview, position: int, limit: int) -> FrameHeader | 
             return None
         raise FrameFormatError("a frame does not begin at this offset")
     header = FrameHeader(
-        fields[1],
-        fields[2],
-        fields[3],
-        fields[4],
-        fields[5],
-        fields[6],
-        fields[7],
-        fields[8],
-        fields[9],
-        fields[10],
-        fields[11],
-        fields[12],
+        crc=fields[1],
+        length=fields[2],
+        kind=fields[3],
+        compression=fields[4],
+        section_count=fields[5],
+        first_serial=fields[6],
+        row_count=fields[7],
+        stream_count=fields[8],
+        first_timestamp_us=fields[9],
+        last_timestamp_us=fields[10],
+        synced_position=fields[11],
+        body_bytes=fields[12],
     )
     header.head_crc = fields[13]
     if header.length < HEADER_BYTES or header.length % 8 or position + header.length > limit:

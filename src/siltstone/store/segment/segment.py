@@ -73,11 +73,11 @@ COMPACTED_VERSION: Final = 2
 # Frames are indexed many at a time; a few at the end, and unusual ones, one by one.
 _INDEXED: Final = 1 << 14
 _WALKED: Final = 16
-# So many frames are added to the word index at once, if they have at most so many rows. In larger
-# frames a filter costs little for each row.
+# The most frames that are added to the word index at once, and the most rows of one of them. In
+# larger frames a filter costs little for each row.
 WORDS_AHEAD: Final = 1 << 10
 WORDS_ROWS: Final = 1 << 8
-# To add a frame to the word index costs as much as to look so often for a word in it.
+# Adding a frame to the word index costs as much as looking for a word in it this many times.
 _WORDS_COST: Final = 2
 _TABLE_FRAMES: Final = 1 << 13
 # A single frame with fewer rows is opened by itself, which costs less.

@@ -367,7 +367,7 @@ def array_of(numbers: NDArray[Any], kind: pa.DataType) -> pa.Array:
 
 
 def are_small(rows: Ints, sizes: Ints, rows_per_piece: int) -> Flags:
-    """Return which frames are small, for a reader that wants so many rows of each stream."""
+    """Return which frames are small for a reader; `rows_per_piece` is its rows per stream."""
     small: Flags = rows <= (SMALL_ROWS if rows_per_piece > _SMALL_PIECE else TABLE_ROWS)
     return small & (sizes <= np.maximum(SMALL_BYTES, SMALL_ROW_BYTES * rows))
 

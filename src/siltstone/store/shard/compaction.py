@@ -47,8 +47,8 @@ from siltstone.units import SECOND_US
 # Segments whose frames have more rows on average are as fast as compacted ones.
 SMALL_FRAME_ROWS: Final = 8192
 _AGE_US: Final = 60 * SECOND_US
-# A segment with at least so many frames, of fewer rows on average, is ended early and compacted.
-# With fewer frames compaction gains little, and the number of segments grows.
+# A segment ends early and is compacted if it has at least this many frames with fewer rows than
+# this on average. With fewer frames compaction gains little, and the number of segments grows.
 SCATTERED_MIN: Final = 4096
 _SCATTERED_ROWS: Final = 1024
 

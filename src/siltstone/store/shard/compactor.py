@@ -22,7 +22,7 @@ from siltstone.store.shard.compaction import Compacted, Compaction, Job
 
 _LOG: Final = logging.getLogger("siltstone.store")
 LOOK_SECONDS: Final = 5.0
-# A process without work ends after so many looks.
+# The process ends after this many looks without work.
 _IDLE_LOOKS: Final = 24
 
 

@@ -28,7 +28,17 @@ NOW_US = 1_700_000_000_000_000
 
 def header_of(body: bytes, sections: int, rows: int, compression: int) -> FrameHeader:
     last = NOW_US + rows - 1
-    return FrameHeader(0, 0, ROWS, compression, sections, 5, rows, 1, NOW_US, last, 0, len(body))
+    return FrameHeader(
+        kind=ROWS,
+        compression=compression,
+        section_count=sections,
+        first_serial=5,
+        row_count=rows,
+        stream_count=1,
+        first_timestamp_us=NOW_US,
+        last_timestamp_us=last,
+        body_bytes=len(body),
+    )
 
 
 def opened(data: bytes, position: int, header: FrameHeader) -> FrameView:

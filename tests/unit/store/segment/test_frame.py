@@ -33,7 +33,18 @@ from tests.support.frames import (
 
 
 def any_header() -> FrameHeader:
-    return FrameHeader(0, 0, ROWS, ZSTD, 5, 2**63, 7, 2, -3, NOW_US, 8192, 4711)
+    return FrameHeader(
+        kind=ROWS,
+        compression=ZSTD,
+        section_count=5,
+        first_serial=2**63,
+        row_count=7,
+        stream_count=2,
+        first_timestamp_us=-3,
+        last_timestamp_us=NOW_US,
+        synced_position=8192,
+        body_bytes=4711,
+    )
 
 
 class TestHeader:

@@ -24,7 +24,18 @@ B = 2**64 - 1
 
 
 def header(kind: int, serial: int, rows: int, first_us: int, last_us: int) -> FrameHeader:
-    return FrameHeader(0, 128, kind, PLAIN, 0, serial, rows, 0, first_us, last_us, 0, 64)
+    return FrameHeader(
+        length=128,
+        kind=kind,
+        compression=PLAIN,
+        section_count=0,
+        first_serial=serial,
+        row_count=rows,
+        stream_count=0,
+        first_timestamp_us=first_us,
+        last_timestamp_us=last_us,
+        body_bytes=64,
+    )
 
 
 def sample() -> SegmentIndex:

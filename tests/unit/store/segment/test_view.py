@@ -41,7 +41,15 @@ def frame_of(
     body = compress(plain, compression)
     count = sum(len(stream.values) for stream in rows)
     header = FrameHeader(
-        0, 0, ROWS, compression, sections, 0, count, len(rows), NOW_US, NOW_US, 0, len(plain)
+        kind=ROWS,
+        compression=compression,
+        section_count=sections,
+        first_serial=0,
+        row_count=count,
+        stream_count=len(rows),
+        first_timestamp_us=NOW_US,
+        last_timestamp_us=NOW_US,
+        body_bytes=len(plain),
     )
     return view_of(encode_frame(header, body, SEED) + body)
 
@@ -61,7 +69,18 @@ def two_streams() -> list[StreamRows]:
 def broken(compression: int, stored: bytes, body_bytes: int) -> None:
     """Open a frame whose stored body is what is given."""
     data = bytes(HEADER_BYTES) + stored
-    header = FrameHeader(0, len(data), ROWS, compression, 0, 0, 0, 0, NOW_US, NOW_US, 0, body_bytes)
+    header = FrameHeader(
+        length=len(data),
+        kind=ROWS,
+        compression=compression,
+        section_count=0,
+        first_serial=0,
+        row_count=0,
+        stream_count=0,
+        first_timestamp_us=NOW_US,
+        last_timestamp_us=NOW_US,
+        body_bytes=body_bytes,
+    )
     open_frame(memoryview(data), pa.py_buffer(data), 0, header)
 
 
@@ -171,7 +190,17 @@ class TestColumns:
 
     def test_a_state_frame_has_no_times(self) -> None:
         body, sections = encode_state(b"edges", b"")
-        header = FrameHeader(0, 0, 2, PLAIN, sections, 0, 0, 0, 0, 0, 0, len(body))
+        header = FrameHeader(
+            kind=2,
+            compression=PLAIN,
+            section_count=sections,
+            first_serial=0,
+            row_count=0,
+            stream_count=0,
+            first_timestamp_us=0,
+            last_timestamp_us=0,
+            body_bytes=len(body),
+        )
         assert view_of(encode_frame(header, body, SEED) + body).times().tolist() == []
 
     def test_a_plain_column_is_mapped_without_a_copy(self) -> None:
@@ -248,7 +277,17 @@ class TestFindTopic:
 
     def test_a_frame_without_rows_has_no_topic(self) -> None:
         body, sections = encode_state(b"edges", b"")
-        header = FrameHeader(0, 0, 2, PLAIN, sections, 0, 0, 0, 0, 0, 0, len(body))
+        header = FrameHeader(
+            kind=2,
+            compression=PLAIN,
+            section_count=sections,
+            first_serial=0,
+            row_count=0,
+            stream_count=0,
+            first_timestamp_us=0,
+            last_timestamp_us=0,
+            body_bytes=len(body),
+        )
         frame = view_of(encode_frame(header, body, SEED) + body)
         assert frame.find_topic(b"a", range(0)) == []
 

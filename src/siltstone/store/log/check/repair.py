@@ -153,7 +153,7 @@ class _SlabMender:
         entries, _ = list_segments(self._fs, self._place, listed, bounds)
         bases = sorted([*(int(PurePath(entry.name).stem) for entry in entries), *lost])
         if not bases and next_base is None:
-            bases = [self._begin_anew()]
+            bases = [self._begin_higher()]
         before: End | None = None
         number = 0
         while True:
@@ -373,7 +373,7 @@ class _SlabMender:
         problem = f"a segment is missing; {lost_serials(start, stop - start)}"
         self._tell(path, 0, problem, "a hole")
 
-    def _begin_anew(self) -> int:
+    def _begin_higher(self) -> int:
         """Let a slab that lost all segments continue at a much higher serial; return its first
         serial.
         """
@@ -403,7 +403,17 @@ class _SlabMender:
         writer = create_segment(self._fs, self._place, self._header(start, size), header, body)
         while start < stop:
             rows = min(stop - start, _ROWS_IN_HOLE_MAX) if counted else 0
-            hole = FrameHeader(0, 0, HOLE, PLAIN, 0, start, rows, 0, time_us, time_us, 0, 0)
+            hole = FrameHeader(
+                kind=HOLE,
+                compression=PLAIN,
+                section_count=0,
+                first_serial=start,
+                row_count=rows,
+                stream_count=0,
+                first_timestamp_us=time_us,
+                last_timestamp_us=time_us,
+                body_bytes=0,
+            )
             writer.write(hole, b"", ())
             start += rows
             if not counted:

@@ -163,7 +163,15 @@ def _hole(
 ) -> FrameHeader:
     time_us = damage.timestamp_us
     return FrameHeader(
-        0, 0, HOLE, PLAIN, sections, first_serial, rows, 0, time_us, time_us, 0, len(body)
+        kind=HOLE,
+        compression=PLAIN,
+        section_count=sections,
+        first_serial=first_serial,
+        row_count=rows,
+        stream_count=0,
+        first_timestamp_us=time_us,
+        last_timestamp_us=time_us,
+        body_bytes=len(body),
     )
 
 

@@ -40,7 +40,7 @@ from siltstone.store.segment.frame import (
 from siltstone.store.segment.table import Ints, array_of
 from siltstone.store.segment.view import compress_blocks
 
-# Serials of so many rows fit into two bytes.
+# The serials of at most this many rows fit into two bytes.
 NARROW_ROWS: Final = 1 << 16
 _UNSIGNED: Final = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 _SIGNED: Final = {1: np.int8, 2: np.int16, 4: np.int32}
@@ -100,8 +100,15 @@ def encode_compacted(
             late += parts[1:]
     body, start, held = _body(sections, late)
     header = FrameHeader(
-        *(0, 0, ROWS, BLOCKS, held, first_serial, count, len(np.unique(streams))),
-        *(first_us, last_us, 0, len(body)),
+        kind=ROWS,
+        compression=BLOCKS,
+        section_count=held,
+        first_serial=first_serial,
+        row_count=count,
+        stream_count=len(np.unique(streams)),
+        first_timestamp_us=first_us,
+        last_timestamp_us=last_us,
+        body_bytes=len(body),
     )
     return header, compress_blocks(body, start)
 

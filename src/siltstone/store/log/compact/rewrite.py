@@ -223,8 +223,15 @@ class _Writer:
     def _copy_state(self, frame: FrameView) -> None:
         old = frame.header
         header = FrameHeader(
-            *(0, 0, STATE, PLAIN, old.section_count, old.first_serial, 0, 0),
-            *(old.first_timestamp_us, old.last_timestamp_us, 0, len(frame.view)),
+            kind=STATE,
+            compression=PLAIN,
+            section_count=old.section_count,
+            first_serial=old.first_serial,
+            row_count=0,
+            stream_count=0,
+            first_timestamp_us=old.first_timestamp_us,
+            last_timestamp_us=old.last_timestamp_us,
+            body_bytes=len(frame.view),
         )
         self._write(header, bytes(frame.view))
 

@@ -298,7 +298,7 @@ def _stream_parts(
         stop = bisect_left(frames, index.frame_at_time(span.until_us), 0, count)
     start = bisect_left(frames, first)
     each = index.rows_per_piece([stream_id])
-    # So many rows of all streams hold about the rows that are needed.
+    # About this many rows of all streams contain the rows that are needed.
     share = (index.next_serial - index.first_serial) // max(1, each * index.frame_count)
     rows_first = min(rows_max * max(1, share), FIRST_ROWS)
     if selector.needed:

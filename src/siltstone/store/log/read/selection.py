@@ -48,7 +48,8 @@ from siltstone.topic.word_index import needed_at
 
 # With more filters for one stream, its frames are not asked for their words.
 _NEEDED_MAX: Final = 64
-# To read so many bytes between two wanted frames costs less than to read both by themselves.
+# Two wanted frames with a smaller gap between them are read at once: this costs less than two
+# reads.
 _GAP_BYTES: Final = 1 << 14
 # The stream of a piece with rows of many streams; the directory of the frame distinguishes them.
 MANY: Final = Stream(0, [], special=False)
@@ -446,8 +447,8 @@ class _Finder:
         handle = handles[self._slab.chain.handle_at_serial(place.first_serial)]
         segment = handle.segment()
         if place.complete and not segment.is_compacted:
-            # The header also says whether the rows were lost: such a frame has serials, but no
-            # rows, and the index does not distinguish it.
+            # The header also says whether the rows were lost. A frame of lost rows has serials, but
+            # no rows, and the index does not distinguish it.
             header = segment.header_at(place.position, segment.header.file_bytes)
             if header is not None and header.kind == ROWS and _is_within(header, self._span):
                 return within

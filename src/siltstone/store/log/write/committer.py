@@ -279,18 +279,15 @@ class Committer:
         last_us = cooked.timestamp_us + cooked.row_count - 1
         self._take_place(len(body), cooked.row_count, last_us)
         header = FrameHeader(
-            0,
-            0,
-            ROWS,
-            compression,
-            sections,
-            self.next_serial,
-            cooked.row_count,
-            len(cooked.streams),
-            cooked.timestamp_us,
-            last_us,
-            0,
-            len(plain),
+            kind=ROWS,
+            compression=compression,
+            section_count=sections,
+            first_serial=self.next_serial,
+            row_count=cooked.row_count,
+            stream_count=len(cooked.streams),
+            first_timestamp_us=cooked.timestamp_us,
+            last_timestamp_us=last_us,
+            body_bytes=len(plain),
         )
         frame = FrameRecord(header, body, directory_of(cooked.streams), cooked.edges)
         frame.seed = self.seed
@@ -316,8 +313,15 @@ class Committer:
             body, sections, compression = encode_block(block, None, stream_id, edges, timestamp_us)
             self._take_place(len(body), block.count, last_us)
         header = FrameHeader(
-            *(0, 0, ROWS, compression, sections, self.next_serial, block.count, 1),
-            *(timestamp_us, last_us, 0, len(body)),
+            kind=ROWS,
+            compression=compression,
+            section_count=sections,
+            first_serial=self.next_serial,
+            row_count=block.count,
+            stream_count=1,
+            first_timestamp_us=timestamp_us,
+            last_timestamp_us=last_us,
+            body_bytes=len(body),
         )
         frame = FrameRecord(header, body, ((stream_id, 0, block.count, 0, 1),), edges)
         frame.block = block
@@ -460,8 +464,8 @@ class Committer:
             self._cook = self._new_cook()
 
     def is_scattered(self, frames_min: int, rows_max: int, before_us: int) -> bool:
-        """Return whether the active segment holds so many frames with fewer rows on average, and a
-        row from before this time. From any thread.
+        """Return whether the active segment has at least `frames_min` frames with fewer than
+        `rows_max` rows on average, and a row from before this time. From any thread.
         """
         active = self._writer.active
         if active is None:

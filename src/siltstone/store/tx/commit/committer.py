@@ -499,8 +499,8 @@ class Committer:
         changes = Changes()
         catalog.put_slab(changes, sealed)
         catalog.put_slab(changes, record)
-        heir = self._structure.inherit(list(self.settings.thresholds)).export()
-        catalog.put_edges(changes, record.id, 0, heir)
+        inherited = self._structure.inherit(list(self.settings.thresholds)).export()
+        catalog.put_edges(changes, record.id, 0, inherited)
         self._timestamp_us = since_us
         # A read of the new family must find a serial from the start.
         family = catalog.family_of(record.id)

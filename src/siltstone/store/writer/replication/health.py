@@ -80,8 +80,8 @@ class OutboxTimer:
 class Lease:
     """How long a site may serve its clients without having renewed its entry.
 
-    A site that has just started serves nobody before its first renewal: the other sites do not
-    know this boot yet, and may declare the site dead at any moment.
+    A site that has just started does not serve clients before its first renewal: the other sites
+    do not know this boot yet, and may declare the site dead at any moment.
     """
 
     def __init__(self) -> None:

@@ -82,18 +82,15 @@ def opened(body: bytes, sections: int, **fields: int) -> FrameView:
     } | fields
     stored = compress(body, values["compression"])
     header = FrameHeader(
-        0,
-        0,
-        values["kind"],
-        values["compression"],
-        sections,
-        0,
-        values["row_count"],
-        values["stream_count"],
-        values["first_timestamp_us"],
-        values["last_timestamp_us"],
-        0,
-        values["body_bytes"],
+        kind=values["kind"],
+        compression=values["compression"],
+        section_count=sections,
+        first_serial=0,
+        row_count=values["row_count"],
+        stream_count=values["stream_count"],
+        first_timestamp_us=values["first_timestamp_us"],
+        last_timestamp_us=values["last_timestamp_us"],
+        body_bytes=values["body_bytes"],
     )
     writer = new_segment(slab_fs())
     position = writer.end_position

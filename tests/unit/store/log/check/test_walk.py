@@ -295,7 +295,15 @@ class TestPlace:
         bench = Bench(1)
         body, sections = encode_state(EMPTY, b"")
         header = FrameHeader(
-            0, 0, HOLE, PLAIN, sections, 0, 0, 0, NOW_US - 1, NOW_US - 1, 0, len(body)
+            kind=HOLE,
+            compression=PLAIN,
+            section_count=sections,
+            first_serial=0,
+            row_count=0,
+            stream_count=0,
+            first_timestamp_us=NOW_US - 1,
+            last_timestamp_us=NOW_US - 1,
+            body_bytes=len(body),
         )
         writer = bench.writer
         with bench.fs.open(PATH, writable=True) as file:
@@ -344,7 +352,17 @@ class TestPlace:
     def test_a_hole_is_noted_and_its_rows_are_not_counted(self) -> None:
         bench = Bench(1)
         time_us = NOW_US + 1
-        hole = FrameHeader(0, 0, HOLE, PLAIN, 0, 2, 5, 0, time_us, time_us, 0, 0)
+        hole = FrameHeader(
+            kind=HOLE,
+            compression=PLAIN,
+            section_count=0,
+            first_serial=2,
+            row_count=5,
+            stream_count=0,
+            first_timestamp_us=time_us,
+            last_timestamp_us=time_us,
+            body_bytes=0,
+        )
         bench.put(Frame(hole, b"", []))
         bench.put(learned_frame(bench.structure, [b"u"], serial=7, timestamp_us=NOW_US + 9))
         survey = bench.walk()

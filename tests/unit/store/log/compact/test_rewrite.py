@@ -73,8 +73,15 @@ def test_a_segment_with_a_hole_stays() -> None:
     index = source.segment().index
     position, length = index.positions[1], index.positions[2] - index.positions[1]
     hole = FrameHeader(
-        *(0, 0, HOLE, PLAIN, 0, 0, 1, 0),
-        *(index.first_times[1], index.last_times[1], 0, length - 64),
+        kind=HOLE,
+        compression=PLAIN,
+        section_count=0,
+        first_serial=0,
+        row_count=1,
+        stream_count=0,
+        first_timestamp_us=index.first_times[1],
+        last_timestamp_us=index.last_times[1],
+        body_bytes=length - 64,
     )
     body = bytes(length - 64)
     with world.fs.open(source.path, writable=True) as file:

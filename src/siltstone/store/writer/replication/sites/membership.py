@@ -3,7 +3,7 @@
 A site that is no replica may follow the log too, as an observer. Nothing waits for it.
 
 A placement is a value in a shared bucket. It changes by compare-and-set only: a site reads it,
-computes the next one with these functions, and writes it if nobody has written in between.
+computes the next one with these functions, and writes it if no other site has written in between.
 
 Invariants:
 - the in-sync sites are a majority of the replicas, at least;
