@@ -19,8 +19,8 @@ from siltstone.snapshot.format.records import (
     KeyValueFamily,
     KeyValuePair,
     LearnedStructure,
-    Position,
     QueuedMessage,
+    ReaderPosition,
     Record,
     RetainedMessage,
     SessionState,
@@ -78,7 +78,7 @@ EVERY_KIND: tuple[Record, ...] = (
     queued("plant/é", b"hot", packet_id=65_535),
     Handshakes(received=(1, 65_535), released=()),
     WaitingWill(topic=b"gone", payload=b"", flags=6, properties=b"\x01\x01", due_us=9),
-    Position(owner="spark", name="messages", value=b"\0\xff"),
+    ReaderPosition(owner="spark", name="messages", value=b"\0\xff"),
     LearnedStructure(
         database="messages",
         shard=1,

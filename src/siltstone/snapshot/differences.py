@@ -18,7 +18,7 @@ from siltstone.snapshot.format.records import (
     KeyValueFamily,
     KeyValuePair,
     LearnedStructure,
-    Position,
+    ReaderPosition,
     Record,
     RetainedMessage,
     SessionState,
@@ -87,7 +87,7 @@ def _named(records: Iterator[Record]) -> Iterator[tuple[tuple[str, str], Record]
                 continue
             case StoredFile():
                 key = ("file", record.path)
-            case Position():
+            case ReaderPosition():
                 key = ("position", f"{record.owner} {record.name}")
             case LearnedStructure():
                 slab = f"{record.database} {record.shard}/{record.generation}"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from siltstone.errors import (
+    ConflictError,
     CorruptionError,
     InvalidTopicError,
     QuotaExceededError,
@@ -106,6 +107,7 @@ def test_positions_go_over_the_wire() -> None:
     ("error", "kind"),
     [
         (InvalidTopicError("bad"), InvalidTopicError),
+        (ConflictError("another transaction committed first"), ConflictError),
         (QuotaExceededError("d", used_bytes=2, quota_bytes=1), RetryError),
         (CorruptionError("torn", path=PurePath("/x")), SiltstoneError),
     ],

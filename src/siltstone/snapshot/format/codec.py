@@ -26,8 +26,8 @@ from siltstone.snapshot.format.records import (
     KeyValueFamily,
     KeyValuePair,
     LearnedStructure,
-    Position,
     QueuedMessage,
+    ReaderPosition,
     Record,
     RetainedMessage,
     SessionState,
@@ -67,7 +67,7 @@ FIELDS: Final[dict[int, tuple[type[About | Record], dict[str, str]]]] = {
     6: (QueuedMessage, _MESSAGE | {"expires_us": "i64", "packet_id": "u16"}),
     7: (Handshakes, {"received": "ids", "released": "ids"}),
     8: (WaitingWill, _MESSAGE | {"due_us": "i64"}),
-    9: (Position, {"owner": "text", "name": "text", "value": "content"}),
+    9: (ReaderPosition, {"owner": "text", "name": "text", "value": "content"}),
     10: (
         LearnedStructure,
         {

@@ -99,7 +99,7 @@ class WaitingWill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class ReaderPosition:
     """The position of a reader: its owner, its name, and the position in the owner's own format."""
 
     owner: str
@@ -156,7 +156,7 @@ Record = (
     RetainedMessage
     | SessionState
     | OfSession
-    | Position
+    | ReaderPosition
     | LearnedStructure
     | StoredFile
     | FilePart

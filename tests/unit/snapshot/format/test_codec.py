@@ -43,7 +43,7 @@ def test_numbers_of_kinds_are_as_they_have_always_been() -> None:
         6: "QueuedMessage",
         7: "Handshakes",
         8: "WaitingWill",
-        9: "Position",
+        9: "ReaderPosition",
         10: "LearnedStructure",
         11: "StoredFile",
         12: "FilePart",
