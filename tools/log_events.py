@@ -179,6 +179,15 @@ MEANINGS: Final = {
     "shard_behind_trim": "The shared log does not have the messages any more that this site needs "
     "next, so it copies the shard from another site.",
     "shard_copied": "This site has copied a shard from another one, and continues from there.",
+    "shard_lost_rows": "The files of a shard have fewer rows than this site had synced. It reads "
+    "the shared log from the beginning, or copies from another site.",
+    "shard_repairs": "This site replaces damaged segments by those of another site.",
+    "scrub_failed": "The check of sealed segments could not go on; it is tried again.",
+    "segment_damaged": "The check in the background found a sealed segment that cannot be read.",
+    "segment_differs": "The check in the background found a segment whose rows are not those of "
+    "most sites.",
+    "segments_undecided": "The copies of a segment differ or cannot be read, and no majority says "
+    "which one is right. Nothing is changed: compare the sites.",
     "shard_led": "This site leads a replicated shard from now on.",
     "shard_stepped_down": "This site does not lead a replicated shard any more.",
     "shard_stopped": "A site stopped replicating a shard, because its log has something that an "

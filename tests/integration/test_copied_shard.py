@@ -9,8 +9,11 @@ from random import Random
 
 import pytest
 
+from siltstone.errors import CorruptionError, RetryError
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.log.check.verify import verify_database
+from siltstone.store.segment.segment import open_segment
+from siltstone.store.shard.replicated.damage import digest_of_rows
 from tests.integration.test_replicated_store import Three, until
 
 PLACE = PurePath("/store/data/m")
@@ -188,3 +191,76 @@ def test_a_damaged_source_spreads_nothing(three: Three) -> None:
     # What it had not synced is lost.
     rows = three.rows("b")
     assert rows == before[: len(rows)]
+
+
+def flip(three: Three, name: str, part: float = 0.5) -> str:
+    """Flip a bit in the first sealed segment of a site; return its path."""
+    log = three.sites[name].attached["m", 0]
+    path = log.sealed_segments()[0]
+    segment = open_segment(three.files[name], log.place / path)
+    segment.follow()
+    at = int(segment.index.positions[1] + (segment.index.end_position - 4096) * part / 2)
+    with three.files[name].open(log.place / path, writable=True) as file:
+        file.write_at(at, bytes([file.read_at(at, 1)[0] ^ 1]))
+    return path
+
+
+def test_a_damaged_segment_is_replaced_by_that_of_another_site(three: Three) -> None:
+    three.lead("a")
+    fill(three, 0, 8)
+    three.settle()
+    three.tick()
+    site, log = three.sites["b"], three.sites["b"].attached["m", 0]
+    path = flip(three, "b")
+    with pytest.raises(CorruptionError):
+        digest_of_rows(log.fs, log.place, path)
+    log.remember_damaged([path])
+    kept = [each for each in log.sealed_segments() if each != path]
+    site.repairs = frozenset([*kept, *(each.replace(".seg", ".idx") for each in kept)])
+    site.copy(log, 1)
+    assert site.copying is not None
+    site.copying.join(20.0)
+    assert site.failed is None
+    fetched = site.fetched
+    copied(three, "b")
+    log = three.sites["b"].attached["m", 0]
+    assert log.damaged() == frozenset()
+    assert digest_of_rows(log.fs, log.place, path) == digest_of_rows(
+        three.files["a"], log.place, path
+    )
+    # The damaged segment and the last one, and no others.
+    assert 0 < fetched < 3 * 64 * 1024
+    three.append("b", b"after")
+    three.settle()
+    assert_equal(three)
+
+
+def test_a_leader_does_not_replace_its_own_files(three: Three) -> None:
+    three.lead("a")
+    fill(three, 0, 2)
+    three.settle()
+    log = three.sites["a"].attached["m", 0]
+    site = three.sites["a"]
+    site.repairs = frozenset(log.sealed_segments())
+    site.copy(log, 1)
+    assert site.copying is not None
+    site.copying.join(20.0)
+    assert isinstance(site.failed, RetryError)
+
+
+def test_a_site_that_lost_synced_rows_reads_the_log_from_the_beginning(three: Three) -> None:
+    three.lead("a")
+    fill(three, 0, 3)
+    three.append("a", *[bytes(5000) + b"%d" % i for i in range(4)])
+    three.settle()
+    three.tick()
+    log = three.sites["b"].attached["m", 0]
+    until(lambda: log.view.synced == log.view.progress.sequence, "everything is marked")
+    leave(three, "b")
+    files = three.files["b"]
+    names = sorted(entry.name for entry in files.list(PLACE / "0" / "1"))
+    assert len(names) > 2
+    files.remove(PLACE / "0" / "1" / names[-1])
+    three.start("b")
+    copied(three, "b")
+    assert_equal(three)

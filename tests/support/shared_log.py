@@ -10,7 +10,7 @@ from pathlib import PurePath
 from threading import RLock
 
 from siltstone.clock import Clock, SystemClock
-from siltstone.errors import ClosedError, CorruptionError, OutcomeUnknownError, SiltstoneError
+from siltstone.errors import OutcomeUnknownError, SiltstoneError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.store.directory import Store
@@ -74,6 +74,8 @@ class MemorySite:
         # After so many operations of the copy the power is cut.
         self.cut_after: int | None = None
         self.copying: threading.Thread | None = None
+        # If this site repairs: its own files that are kept.
+        self.repairs: frozenset[str] | None = None
         self.fetched = -1
         self.failed: BaseException | None = None
         with logs.lock:
@@ -147,9 +149,10 @@ class MemorySite:
                     assert isinstance(log.fs, MemoryFileSystem)
                     log.fs.operations_left = self.cut_after
                 try:
-                    self.fetched = collect(log.staging(), offer, source)
-                    log.install(offer)
-                except (PowerCut, ClosedError, OutcomeUnknownError, CorruptionError) as exc:
+                    kept = self.repairs
+                    self.fetched = collect(log.staging(), offer, source, kept or frozenset())
+                    log.install(offer, again=kept is not None)
+                except (PowerCut, SiltstoneError) as exc:
                     self.failed = exc
                 return
 

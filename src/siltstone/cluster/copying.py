@@ -1,8 +1,9 @@
 """Copy a shard from another site, through NATS: the requests of both sides.
 
-A request is JSON: `do` (offer, digest, part), `shard`, and for the last two `path`, `end` or
-`offset` and `length`. An answer is `+` and the bytes, or `-` and a text. Only sites with the secret
-of the cluster can send either.
+A request is JSON: `do` (offer, digest, part, rows), `shard`, and `path`, `end`, `offset` and
+`length` as far as they are needed. `rows` asks for the digest of the rows of a sealed segment. An
+answer is `+` and the bytes, or `-` and a text. Only sites with the secret of the cluster can send
+either.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from time import monotonic
 from typing import Any, Final
 
 from siltstone.errors import RetryError, SiltstoneError, UsageError
-from siltstone.store.shard.replicated.copying import CopyFile, Offer, digest_of_file, read_part
+from siltstone.store.shard.replicated.copying import (
+    CopyFile,
+    Offer,
+    checked_path,
+    digest_of_file,
+    read_part,
+)
+from siltstone.store.shard.replicated.damage import digest_of_rows
 from siltstone.store.shard.replicated.log import ReplicatedLog
 
 PART_BYTES: Final = 512 * 1024
@@ -48,6 +56,9 @@ async def _answer(shard: ReplicatedLog, values: dict[str, Any]) -> bytes:
         case "digest":
             path, end = str(values["path"]), int(values["end"])
             return await asyncio.to_thread(digest_of_file, shard.fs, shard.place, path, end)
+        case "rows":
+            path = checked_path(str(values["path"]))
+            return await asyncio.to_thread(digest_of_rows, shard.fs, shard.place, path)
         case "part":
             path, offset, length = str(values["path"]), int(values["offset"]), int(values["length"])
             if not 0 <= length <= PART_BYTES:

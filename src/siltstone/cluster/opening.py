@@ -27,6 +27,8 @@ def make_site(
     key: str,
     authority: str,
     zone: str,
+    scrub_interval: float,
+    scrub_rate: int,
     data: str,
     clock: Clock,
 ) -> ClusterSite:
@@ -52,6 +54,8 @@ def make_site(
             away_after=away_after,
             copy_rate=copy_rate,
             zone=zone,
+            scrub_interval=scrub_interval,
+            scrub_rate=scrub_rate,
             directory=StorePaths(absolute_path(data)).cluster,
             tls=_given(certificate, key, authority),
         ),

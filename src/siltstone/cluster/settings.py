@@ -59,6 +59,9 @@ class ClusterSettings:
     # Certificates that the user gives; without them the site issues its own.
     tls: TlsFiles | None = None
     zone: str = ""
+    # How often all sealed segments are read and compared, and how fast.
+    scrub_interval: float = 86400.0
+    scrub_rate: int = 16 * 1024 * 1024
 
     @property
     def keeps_logs(self) -> bool:

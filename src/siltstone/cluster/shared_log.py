@@ -145,6 +145,8 @@ class LogTail:
         self.last = 0
         # The size of a message, on average.
         self.message_bytes = 0
+        # While it is set, messages wait: the shard is about to be replaced by a copy.
+        self.is_paused = False
         # How often in a row the next message was missing.
         self.gaps = 0
 
@@ -278,7 +280,7 @@ class LogTail:
                 self.gaps += 1
             return
         self.gaps = 0
-        while self.shard.is_full:
+        while self.shard.is_full or self.is_paused:
             await asyncio.sleep(0.01)
             self._heard_at = asyncio.get_running_loop().time()
         self._next = sequence + 1

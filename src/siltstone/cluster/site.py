@@ -16,7 +16,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from threading import Event, Thread
@@ -28,11 +27,12 @@ from nats.errors import Error as NatsError
 
 from siltstone.clock import Clock
 from siltstone.cluster.certificates import SiteCertificates
-from siltstone.cluster.copying import PeerFiles, answer_request
+from siltstone.cluster.copying import answer_request
 from siltstone.cluster.nats_process import PAYLOAD_MAX, USER, NatsProcess
 from siltstone.cluster.registry import Registered, Registry, patiently
 from siltstone.cluster.settings import ClusterSettings
 from siltstone.cluster.shared_log import ApiError, Connection, LogTail, stream_of
+from siltstone.cluster.sites.copier import Copier
 from siltstone.cluster.sites.membership import (
     check_role,
     entered,
@@ -43,7 +43,8 @@ from siltstone.cluster.sites.membership import (
     with_role,
 )
 from siltstone.cluster.sites.placing import Placing
-from siltstone.cluster.sites.seen import AWAY_SECONDS, Copying, Peer, SiteShard, key_of
+from siltstone.cluster.sites.scrubber import Scrubber
+from siltstone.cluster.sites.seen import AWAY_SECONDS, Peer, SiteShard, key_of
 from siltstone.cluster.sites.state import state_of
 from siltstone.cluster.user_nats import UserNats
 from siltstone.errors import OutcomeUnknownError, RetryError, SiltstoneError, UsageError
@@ -52,7 +53,6 @@ from siltstone.fs.publish import create_directories
 from siltstone.guard import contain
 from siltstone.logs import log
 from siltstone.store.shard.replicated.calls import decode_call, encode_answer
-from siltstone.store.shard.replicated.copying import collect
 from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.shard.replicated.port import Founding
 from siltstone.store.slab.settings import DatabaseSettings
@@ -80,7 +80,6 @@ _TIDY_SECONDS: Final = 2.0
 _BUSY_SECONDS: Final = 0.3
 # A part of a file, or the digest of a whole one.
 _COPY_SECONDS: Final = 30.0
-_COPY_AGAIN_SECONDS: Final = 1.0
 _TIDY_LIMIT: Final = 10.0
 # A placement that changes all the time is not changed by hand.
 _ATTEMPTS: Final = 20
@@ -133,9 +132,11 @@ class ClusterSite:
         self._problem = "it is starting"
         self._open_database: OpenDatabase | None = None
         self._opened: set[str] = set()
-        self._copies: dict[str, Copying] = {}
-        self._copy_turn = asyncio.Lock()
         self._placing = Placing(settings, self._shards, self._peers, self._loop)
+        self._copier = Copier(settings, self._shards, self._peers, self._ask_for_copy, self._loop)
+        self._scrubber = Scrubber(
+            settings, self._shards, self._placing, self._ask_for_copy, self._copier
+        )
 
     # From any thread.
 
@@ -287,6 +288,7 @@ class ClusterSite:
             self._mark(),
             self._tidy(),
             self._hand_over(),
+            self._scrubber.run(),
         ):
             self._spawn(work)
 
@@ -361,9 +363,8 @@ class ClusterSite:
         del self._shards[key_of(log_)]
         if shard.task is not None:
             shard.task.cancel()
-        if (copying := self._copies.get(key_of(log_))) is not None:
-            # Nothing may write to the directory after the store was closed.
-            copying.stop.set()
+        # Nothing may write to the directory after the store was closed.
+        self._copier.stop(key_of(log_))
 
     async def _tail(self, shard: SiteShard) -> None:
         await self._ready.wait()
@@ -431,68 +432,9 @@ class ClusterSite:
 
     def _copy(self, log_: ReplicatedLog, first: int) -> None:
         """Begin to copy a shard, unless it is being copied."""
-        key = key_of(log_)
-        shard = self._shards.get(key)
-        if shard is not None and shard.log is log_ and key not in self._copies:
-            self._copies[key] = Copying(first)
-            self._spawn(self._copy_from_peers(shard, self._copies[key]))
-
-    async def _copy_from_peers(self, shard: SiteShard, copying: Copying) -> None:
-        key = key_of(shard.log)
-        facts = {"database": shard.log.database, "shard": shard.log.shard}
-        log(_LOG, logging.WARNING, "shard_behind_trim", first=copying.first, **facts)
-        try:
-            # One shard at a time: the others of this site, and the peers, go on.
-            async with self._copy_turn:
-                while not copying.stop.is_set() and self._shards.get(key) is shard:
-                    peer = self._best_peer(key, copying.first)
-                    if peer:
-                        copying.peer = peer
-                        try:
-                            await asyncio.to_thread(self._copy_from, peer, shard.log, copying)
-                            return
-                        except (TimeoutError, SiltstoneError, NatsError, OSError) as exc:
-                            reason = str(exc) or type(exc).__name__
-                            log(
-                                _LOG,
-                                logging.WARNING,
-                                "copy_failed",
-                                peer=peer,
-                                reason=reason,
-                                **facts,
-                            )
-                    await asyncio.sleep(_COPY_AGAIN_SECONDS)
-        finally:
-            del self._copies[key]
-
-    def _best_peer(self, key: str, first: int) -> str:
-        """Return the site that has most of a shard, "" if none has what the log lacks."""
-        now = self._loop.time()
-        known = {
-            name: int(peer.shards[key]["sequence"])
-            for name, peer in self._peers.items()
-            if key in peer.shards
-            and now - peer.heard_at < AWAY_SECONDS
-            and peer.shards[key]["status"] == Status.CURRENT.value
-        }
-        able = {name: sequence for name, sequence in known.items() if sequence + 1 >= first}
-        return max(able, key=lambda name: (able[name], name), default="")
-
-    def _copy_from(self, peer: str, shard: ReplicatedLog, copying: Copying) -> None:
-        """Copy a shard and continue from there. On a thread of its own."""
-
-        def request(values: dict[str, Any]) -> Future[bytes]:
-            work = self._ask_for_copy(peer, values)
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-        source = PeerFiles(
-            key_of(shard), request, bytes_per_second=self._settings.copy_rate, stop=copying.stop
-        )
-        offer = source.offer()
-        copying.hold = offer.marked.position.sequence + 1
-        copying.begin(offer.size_bytes, source)
-        collect(shard.staging(), offer, source)
-        shard.install(offer)
+        shard = self._shards.get(key_of(log_))
+        if shard is not None and shard.log is log_:
+            self._spawn(self._copier.copy(shard, first))
 
     async def _ask_for_copy(self, peer: str, values: dict[str, Any]) -> bytes:
         data = json.dumps(values).encode()
@@ -534,7 +476,7 @@ class ClusterSite:
 
     def _look_at(self, shard: SiteShard, now_us: int) -> dict[str, Any]:
         """Return the state of a shard; claim it if no leader is heard."""
-        view, copying = shard.log.view, self._copies.get(key_of(shard.log))
+        view, copying = shard.log.view, self._copier.under_way.get(key_of(shard.log))
         shard.outbox.watch(view.waiting, now_us)
         leads = view.leads and not shard.outbox.is_stalled(now_us)
         if leads:

@@ -85,6 +85,19 @@ class ClusterSettings(Settings):
         description="Largest number of bytes per second that this site copies from another site.",
     )
 
+    scrub_interval: Seconds = Field(
+        default=86400.0,
+        ge=1,
+        le=31536000,
+        description="Time after which this site reads all its sealed segments again and compares "
+        "their rows with those of the other sites.",
+    )
+    scrub_rate: Size = Field(
+        default=16 * 1024 * 1024,
+        ge=64 * 1024,
+        description="Largest number of bytes per second that this check reads.",
+    )
+
     @property
     def enabled(self) -> bool:
         """Whether this broker belongs to a cluster."""

@@ -27,6 +27,7 @@ from siltstone.store.directory import Store
 from siltstone.store.kv.mending import mend
 from siltstone.store.log.check.findings import Finding
 from siltstone.store.log.check.verify import VerifyReport, verify_database
+from siltstone.store.shard.replicated.damage import is_replicated, remember_findings
 from siltstone.store.tx.reading import KeyValueReader
 from siltstone.store.tx.verify import KeyValueReport, verify_keyvalue
 
@@ -101,6 +102,7 @@ def _check(store: Store, name: str | None, data: Data, *, repair: bool) -> dict[
                         reports[each], _check_keyvalue(fs, each, keyvalues[each]), done
                     )
             else:
+                replicated = repair and is_replicated(fs, directory / each)
                 reports[each] = verify_database(
                     fs,
                     directory / each,
@@ -108,6 +110,9 @@ def _check(store: Store, name: str | None, data: Data, *, repair: bool) -> dict[
                     quarantine=quarantine,
                     progress=meter.add,
                 )
+                if replicated:
+                    told = remember_findings(fs, directory / each, reports[each].findings)
+                    reports[each] = replace(reports[each], findings=tuple(told))
     return reports
 
 

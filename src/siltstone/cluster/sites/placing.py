@@ -122,8 +122,8 @@ class Placing:
                 shard.placement,
                 self.site,
                 facts,
-                able=self._able(key),
-                is_fit=self.is_fit,
+                able=self.able(key),
+                is_fit=self.is_fit and not shard.damaged,
                 may_balance=is_calm and is_settled and not found,
             )
             if name:
@@ -136,7 +136,7 @@ class Placing:
         """Whether this site may lead, as far as it can tell itself."""
         return not self.is_stopping
 
-    def _able(self, key: str) -> list[str]:
+    def able(self, key: str) -> list[str]:
         """Return the other sites that have read everything of a shard."""
         return [
             name

@@ -31,6 +31,8 @@ class SiteShard:
     # As it was last read.
     placement: Placement | None = None
     leading_since: float = 0.0
+    # Segments that are being repaired; this site does not lead meanwhile.
+    damaged: frozenset[str] = frozenset()
     # The site that was asked to lead, and is to be asked again until it does.
     successor: str = ""
 
@@ -56,6 +58,10 @@ class Copying:
     hold: int = 0
     size_bytes: int = 0
     source: PeerFiles | None = None
+    # The damaged segments if this site is not behind, and repairs them.
+    repairs: frozenset[str] = frozenset()
+    # The sites that may be copied from; none: all.
+    sources: frozenset[str] = frozenset()
     stop: Event = field(default_factory=Event)
 
     def begin(self, size_bytes: int, source: PeerFiles) -> None:

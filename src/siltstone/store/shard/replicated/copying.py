@@ -23,7 +23,7 @@ finishes the rest. All steps may be repeated.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -43,6 +43,7 @@ from siltstone.store.segment.segment import (
     open_segment,
 )
 from siltstone.store.segment.sift import index_path, is_segment, read_summary
+from siltstone.store.shard.replicated.damage import forget_damaged
 from siltstone.store.shard.replicated.mark_file import (
     Marked,
     decode_marked,
@@ -115,7 +116,7 @@ class Offer:
                 slabs=tuple(map(SlabRecord.from_json, values["slabs"])),
                 reclaimed=values["reclaimed"],
                 files=tuple(
-                    CopyFile(path=_checked(path), size_bytes=size, end=end)
+                    CopyFile(path=checked_path(path), size_bytes=size, end=end)
                     for path, size, end in values["files"]
                 ),
             )
@@ -157,7 +158,7 @@ def make_offer(
     )
 
 
-def _checked(path: str) -> str:
+def checked_path(path: str) -> str:
     """Return a path of an offer. Raises: UsageError if it may lead elsewhere."""
     generation, _, name = path.partition("/")
     stem, _, suffix = name.partition(".")
@@ -171,7 +172,7 @@ def read_part(fs: FileSystem, place: PurePath, path: str, offset: int, length: i
 
     Raises: NotFoundError if its slab was dropped; UsageError.
     """
-    with fs.open(place / _checked(path), writable=False) as file:
+    with fs.open(place / checked_path(path), writable=False) as file:
         return file.read_at(offset, length)
 
 
@@ -179,7 +180,7 @@ def digest_of_file(fs: FileSystem, place: PurePath, path: str, end: int) -> byte
     """Return the digest of a file up to `end`; the positions in the header of a segment, which
     belong to a site, do not count. Raises: NotFoundError, UsageError.
     """
-    with fs.open(place / _checked(path), writable=False) as file:
+    with fs.open(place / checked_path(path), writable=False) as file:
         if not path.endswith(".seg"):
             return _digest(file.read_at, [range(end)])
         return _digest(file.read_at, [range(_SAME_BYTES), range(SEGMENT_HEADER_BYTES, end)])
@@ -203,8 +204,13 @@ class Source(Protocol):
         """Yield the bytes of a file from a position to its end. Raises: SiltstoneError."""
 
 
-def collect(staging: Staging, offer: Offer, source: Source) -> int:
+def collect(
+    staging: Staging, offer: Offer, source: Source, sound: Collection[str] = frozenset()
+) -> int:
     """Fetch the files of an offer that this site does not have; return how many bytes were fetched.
+
+    Files of this site that are `sound` are used although their bytes may differ: a segment may be
+    compacted at one of the sites only.
 
     Raises: CorruptionError if a file has another digest than the source says; the errors of the
     source; StorageFullError. What was fetched stays for the next attempt.
@@ -212,6 +218,9 @@ def collect(staging: Staging, offer: Offer, source: Source) -> int:
     staging.begin(offer)
     fetched = 0
     for file in offer.files:
+        if file.path in sound:
+            staging.adopt(file)
+            continue
         theirs = source.digest(file)
         if staging.candidate(file) == theirs:
             staging.adopt(file)
@@ -372,6 +381,7 @@ def install(fs: FileSystem, directory: PurePath, manifest: ManifestFile, shard: 
     _link_files(fs, staging.place, directory / str(shard), offer)
     manifest.update(lambda before: _with_offer(before, offer, shard))
     write_mark(fs, directory, shard, offer.marked)
+    forget_damaged(fs, directory, shard)
     remove_file(fs, path)
     remove_tree(fs, staging.root)
 

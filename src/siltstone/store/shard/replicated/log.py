@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from threading import Condition, get_ident
@@ -36,6 +36,11 @@ from siltstone.logs import log
 from siltstone.store.log.write.committer import FrameRecord
 from siltstone.store.log.write.cook import Call, has_sound_topics
 from siltstone.store.shard.replicated.copying import Offer, Staging
+from siltstone.store.shard.replicated.damage import (
+    read_damaged,
+    sealed_segments,
+    write_damaged,
+)
 from siltstone.store.shard.replicated.mark_file import Marked, read_mark, write_mark
 from siltstone.store.shard.replicated.payloads import BadPayloadError, payload_of
 from siltstone.store.shard.replicated.port import (
@@ -157,7 +162,7 @@ class ReplicatedLog:
         next_serial: int,
         cluster: Replication,
     ) -> None:
-        """Continue behind the mark. Raises: CorruptionError if the files have less than it says."""
+        """Continue behind the mark. Raises: CorruptionError if it belongs to another shard."""
         self.database = database
         self.shard = shard
         self.identity = Identity(database=identity, shard=shard, epoch=EPOCH)
@@ -173,10 +178,18 @@ class ReplicatedLog:
         if marked.position.identity != self.identity:
             raise CorruptionError("the mark belongs to another shard", path=directory)
         if marked.next_serial > next_serial:
-            raise CorruptionError(
-                f"rows are missing that this site had synced: next_serial={next_serial} "
-                f"marked={marked.next_serial}",
-                path=directory,
+            # As a new site: it reads the log from the beginning, or copies from another site. What
+            # it still has is recognised.
+            log(
+                _LOG,
+                logging.ERROR,
+                "shard_lost_rows",
+                database=database,
+                shard=shard,
+                rows=marked.next_serial - next_serial,
+            )
+            marked = Marked(
+                position=Position(identity=self.identity), producers=Producers(), next_serial=0
             )
         self._marked = marked.position
         follower = Follower(marked.position, marked.producers)
@@ -276,12 +289,28 @@ class ReplicatedLog:
         """Return the directory where a copy is collected."""
         return Staging(self._fs, self._directory, self.shard)
 
-    def install(self, offer: Offer) -> None:
+    def sealed_segments(self) -> list[str]:
+        """Return the sealed segments of this site, as GENERATION/SERIAL.seg."""
+        assert self._files is not None
+        return sealed_segments(self._fs, self._directory, self._files.manifest(), self.shard)
+
+    def damaged(self) -> frozenset[str]:
+        """Return the segments that are known to be damaged. Raises: CorruptionError."""
+        return read_damaged(self._fs, self._directory, self.shard)
+
+    def remember_damaged(self, paths: Collection[str]) -> None:
+        """Remember durably which segments must be repaired."""
+        write_damaged(self._fs, self._directory, self.shard, paths)
+
+    def install(self, offer: Offer, *, again: bool = False) -> None:
         """Check what was copied, and continue from there. This log is closed then. Not on the
-        thread of the shard. Raises: CorruptionError if the copy is damaged or of another log.
+        thread of the shard. With `again`, this site is not behind, and repairs its files.
+
+        Raises: CorruptionError if the copy is damaged or of another log; RetryError if it is older
+        than what this site has, or if this site leads.
         """
         assert self._files is not None
-        self._check_offer(offer)
+        self._check_offer(offer, again=again)
         staging = self.staging()
         staging.check(offer, self._files.manifest())
         staging.commit(offer)
@@ -295,8 +324,12 @@ class ReplicatedLog:
             **self._facts,
         )
 
-    def _check_offer(self, offer: Offer) -> None:
+    def _check_offer(self, offer: Offer, *, again: bool) -> None:
         theirs, progress = offer.marked.position, self.view.progress
+        if again and theirs.identity == self.identity:
+            if self.view.leads or theirs.index < progress.index:
+                raise RetryError("this site leads, or has read more than the source")
+            return
         if theirs.identity != self.identity or theirs.sequence <= progress.sequence:
             raise CorruptionError(
                 f"the copied state is older than that of this site, or of another shard: "

@@ -1,0 +1,143 @@
+"""Reads all sealed segments of this site again from time to time, and compares them with others.
+
+A segment that cannot be read, or whose rows are not those of most sites, is copied from one of
+them. If no majority says which rows are right, nothing is changed, and an alarm is raised. On the
+loop of the site; segments are read on a thread, slowly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from threading import Event
+from typing import Any, Final
+
+from nats.errors import Error as NatsError
+
+from siltstone.cluster.settings import ClusterSettings
+from siltstone.cluster.sites.copier import Ask, Copier
+from siltstone.cluster.sites.placing import Placing
+from siltstone.cluster.sites.seen import SiteShard, key_of
+from siltstone.errors import CorruptionError, NotFoundError, SiltstoneError
+from siltstone.logs import log
+from siltstone.store.shard.replicated.damage import digest_of_rows
+from siltstone.store.shard.replicated.log import ReplicatedLog
+from siltstone.store.writer.replication.sites.scrubbing import Finding, compare
+
+_LOG: Final = logging.getLogger("siltstone.cluster")
+_FIRST_SECONDS: Final = 2.0
+
+
+class Scrubber:
+    """The check in the background."""
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        shards: Mapping[str, SiteShard],
+        placing: Placing,
+        ask: Ask,
+        copier: Copier,
+    ) -> None:
+        self._settings = settings
+        self._shards = shards
+        self._placing = placing
+        self._ask = ask
+        self._copier = copier
+        self._stopped = Event()
+        # How many segments were found damaged or different, and how many were checked.
+        self.damaged = 0
+        self.undecided: set[str] = set()
+        self.checked = 0
+
+    async def run(self) -> None:
+        """Repair what is known to be damaged, then check everything, again and again."""
+        await asyncio.sleep(_FIRST_SECONDS)
+        due = 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            for shard in list(self._shards.values()):
+                await self._repair_known(shard)
+            if loop.time() >= due:
+                due = loop.time() + self._settings.scrub_interval
+                for shard in list(self._shards.values()):
+                    await self._scrub(shard)
+            await asyncio.sleep(_FIRST_SECONDS)
+
+    async def _repair_known(self, shard: SiteShard) -> None:
+        """Repair what a check, or `verify --repair` before the start, has found."""
+        try:
+            known = await asyncio.to_thread(shard.log.damaged)
+        except SiltstoneError as exc:
+            log(_LOG, logging.ERROR, "scrub_failed", error=str(exc), shard=key_of(shard.log))
+            return
+        shard.damaged = known
+        if known:
+            await self._copier.repair(shard, known, frozenset())
+
+    async def _scrub(self, shard: SiteShard) -> None:
+        key, bad = key_of(shard.log), set[str]()
+        try:
+            paths = await asyncio.to_thread(shard.log.sealed_segments)
+            for path in paths:
+                if self._shards.get(key) is not shard:
+                    return
+                if await self._is_bad(shard, key, path):
+                    bad.add(path)
+            if bad:
+                self.damaged += len(bad)
+                await asyncio.to_thread(shard.log.remember_damaged, bad)
+        except SiltstoneError as exc:
+            log(_LOG, logging.ERROR, "scrub_failed", error=str(exc), shard=key)
+        if bad:
+            await self._repair_known(shard)
+
+    async def _is_bad(self, shard: SiteShard, key: str, path: str) -> bool:
+        """Compare a segment with those of the other sites; return whether to replace ours."""
+        try:
+            own: bytes | None = await asyncio.to_thread(self._read, shard.log, path)
+        except NotFoundError:
+            # Its slab was dropped, or the shard was replaced.
+            return False
+        except CorruptionError as exc:
+            log(_LOG, logging.ERROR, "segment_damaged", shard=key, segment=path, error=str(exc))
+            own = None
+        self.checked += 1
+        found = compare(own, await self._others(key, path))
+        if found.finding is Finding.REPAIR:
+            if own is not None:
+                log(_LOG, logging.ERROR, "segment_differs", shard=key, segment=path)
+            return True
+        place = f"{key}/{path}"
+        if found.finding is Finding.UNDECIDED and place not in self.undecided:
+            self.undecided.add(place)
+            log(_LOG, logging.CRITICAL, "segments_undecided", shard=key, segment=path)
+        elif found.finding is Finding.SOUND:
+            self.undecided.discard(place)
+        return False
+
+    def _read(self, shard: ReplicatedLog, path: str) -> bytes:
+        """Read a segment at the rate of the settings; return the digest of its rows."""
+        with shard.fs.open(shard.place / path, writable=False) as file:
+            size = file.size()
+        digest = digest_of_rows(shard.fs, shard.place, path)
+        self._stopped.wait(min(size / self._settings.scrub_rate, 60.0))
+        return digest
+
+    async def _others(self, key: str, path: str) -> dict[str, bytes]:
+        """Return the digests of the sites that answer."""
+        names = sorted(self._placing.able(key))
+        request: dict[str, Any] = {"do": "rows", "shard": key, "path": path}
+        answers = await asyncio.gather(
+            *(self._ask(name, request) for name in names), return_exceptions=True
+        )
+        found: dict[str, bytes] = {}
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, bytes) and answer[:1] == b"+":
+                found[name] = answer[1:]
+            elif isinstance(answer, BaseException) and not isinstance(
+                answer, TimeoutError | NatsError | OSError
+            ):
+                raise answer
+        return found

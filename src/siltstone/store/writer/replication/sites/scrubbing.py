@@ -1,0 +1,54 @@
+"""What to do when the copies of a sealed segment are compared between sites.
+
+The digest of a segment covers its rows in the order of their serials, not its bytes: sites compact
+at different times. A copy that cannot be read has no digest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Finding(Enum):
+    """What a site knows of its copy of a segment."""
+
+    SOUND = "sound"
+    # Another site has the rows.
+    REPAIR = "repair"
+    # The copies differ, and no majority says which one is right.
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The outcome for one segment, and the sites from which it may be repaired."""
+
+    finding: Finding
+    sources: frozenset[str] = frozenset()
+
+
+def compare(own: bytes | None, others: Mapping[str, bytes]) -> Comparison:
+    """Return what to do with our copy. `others` has the digests of the copies that can be read.
+
+    A copy that cannot be read is repaired from the sites that agree, if no more sites disagree. A
+    copy that can be read is replaced only if a majority of all copies has other rows.
+    """
+    votes = Counter(others.values())
+    if own is not None:
+        votes[own] += 1
+    if not votes:
+        return Comparison(Finding.UNDECIDED)
+    (best, count), *rest = votes.most_common()
+    if own == best and not rest:
+        return Comparison(Finding.SOUND)
+    is_clear = 2 * count > sum(votes.values())
+    if not is_clear:
+        return Comparison(Finding.UNDECIDED)
+    if own == best:
+        # The others repair themselves.
+        return Comparison(Finding.SOUND)
+    sources = frozenset(site for site, digest in others.items() if digest == best)
+    return Comparison(Finding.REPAIR, sources)

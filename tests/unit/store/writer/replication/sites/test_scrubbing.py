@@ -1,0 +1,45 @@
+"""Which copy of a segment is right when sites compare theirs."""
+
+from __future__ import annotations
+
+import pytest
+
+from siltstone.store.writer.replication.sites.scrubbing import Comparison, Finding, compare
+
+SOUND = Comparison(Finding.SOUND)
+UNDECIDED = Comparison(Finding.UNDECIDED)
+
+
+def repair(*sites: str) -> Comparison:
+    return Comparison(Finding.REPAIR, frozenset(sites))
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "found"),
+    [
+        (b"x", {}, SOUND),
+        (b"x", {"b": b"x", "c": b"x"}, SOUND),
+        (None, {"b": b"x", "c": b"x"}, repair("b", "c")),
+        (None, {"b": b"x"}, repair("b")),
+        (None, {"b": b"x", "c": b"y"}, UNDECIDED),
+        (None, {}, UNDECIDED),
+        (b"y", {"b": b"x", "c": b"x"}, repair("b", "c")),
+        (b"y", {"b": b"x"}, UNDECIDED),
+        (b"x", {"b": b"x", "c": b"y"}, SOUND),
+        (b"x", {"b": b"y", "c": b"z"}, UNDECIDED),
+        (b"y", {"b": b"x", "c": b"x", "d": b"y"}, UNDECIDED),
+    ],
+)
+def test_a_copy_is_replaced_only_by_what_a_majority_has(
+    own: bytes | None, others: dict[str, bytes], found: Comparison
+) -> None:
+    assert compare(own, others) == found
+
+
+def test_two_copies_never_repair_each_other_in_a_circle() -> None:
+    digests = {"a": b"x", "b": b"x", "c": b"y"}
+    for site, own in digests.items():
+        others = {name: each for name, each in digests.items() if name != site}
+        found = compare(own, others)
+        assert site not in found.sources
+        assert (found.finding is Finding.REPAIR) == (own == b"y")
