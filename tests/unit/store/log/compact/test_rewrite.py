@@ -7,9 +7,19 @@ from siltstone.store.log.compact.encode import UnfitError
 from siltstone.store.log.compact.rewrite import rewrite_segment
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.segment.chain import SegmentHandle
-from siltstone.store.segment.frame import HOLE, PLAIN, ROWS, STATE, FrameHeader, encode_frame
+from siltstone.store.segment.frame import (
+    HOLE,
+    PLAIN,
+    PRODUCERS,
+    ROWS,
+    STATE,
+    FrameHeader,
+    encode_frame,
+)
 from siltstone.store.segment.segment import open_segment
 from siltstone.store.segment.sift import index_path
+from siltstone.store.writer.producers import ProducerTable, producer_key
+from siltstone.topic.structure import Structure
 from tests.support.builders import PATH, World, begun, call_of
 
 TARGET = PATH / "work.seg"
@@ -56,6 +66,41 @@ def test_unused_serials_behind_the_last_row_are_in_a_frame() -> None:
     source = sealed([Row("a", b"1")], [Row("a", b"2")], world=world, gap=5)
     rewrite_segment(world.fs, source.path, TARGET)
     assert kinds(world) == [(STATE, 0, 0), (ROWS, 0, 2), (STATE, 7, 0)]
+
+
+def test_segment_and_index_survive_a_power_cut_as_soon_as_it_returns() -> None:
+    world = World()
+    source = sealed([Row("a", b"1")], [Row("b", b"2")], world=world)
+    rewrite_segment(world.fs, source.path, TARGET)
+    disk = world.fs.crash_clone()
+    for path in (TARGET, index_path(TARGET)):
+        assert disk.read(path) == world.fs.read(path)
+
+
+@pytest.mark.parametrize("rows", [1, 3000])
+def test_its_frames_alone_tell_the_structure_and_the_producers(rows: int) -> None:
+    """Recovery of a compacted segment without an index, with frames of each size."""
+    world = World()
+    committer = begun(world)
+    for number in range(4):
+        call = call_of(*[Row(f"{number}/{each % 7}", b"1") for each in range(rows)])
+        call.producer, call.sequence = producer_key(f"p{number}"), number
+        committer.commit([call])
+    committer.seal(*committer.state())
+    source = committer.slab.chain.handles[-1]
+    rewrite_segment(world.fs, source.path, TARGET)
+    found = []
+    for path in (source.path, TARGET):
+        segment = open_segment(world.fs, path)
+        blocks = segment.follow()
+        structure, producers = Structure([100]), ProducerTable()
+        for block in blocks:
+            structure.apply(block)
+        for number in range(segment.index.frame_count):
+            producers.apply(segment.frame(number).section(PRODUCERS) or b"")
+        found.append((structure.export(), producers.encode()))
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 4 * 24
 
 
 def test_a_compacted_segment_can_be_compacted_again() -> None:

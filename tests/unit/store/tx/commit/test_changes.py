@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from siltstone.errors import CorruptionError
+from siltstone.store.kv.api import Changes
 from siltstone.store.kv.memory import MemoryEngine
 from siltstone.store.tx.commit.changes import (
     CHANGES_FAMILY,
     WRITTEN,
     ChangeList,
+    ChangeLog,
+    changes_end,
     changes_key,
     decode_changes,
     decode_state,
@@ -90,3 +94,45 @@ def test_a_commit_keeps_no_changes_by_default() -> None:
     with World() as world:
         world.write("a", b"1")
         assert CHANGES_FAMILY not in world.memory.families()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_oldest_records_go_and_all_others_stay(seed: int) -> None:
+    rng = Random(seed)
+    engine = MemoryEngine()
+    engine.create_family(CHANGES_FAMILY)
+    log = ChangeLog(engine, 3, None)
+    # The number of the first change of each record that is kept, and the bytes before it.
+    kept: list[tuple[int, int]] = []
+    number = total = first = serial = 0
+    for _ in range(200):
+        missed = rng.choice([0, 0, 0, 2])
+        serial += missed
+        number += missed
+        log.resume(serial)
+        serial += 1
+        group = ChangeList(1)
+        for _ in range(rng.randrange(4)):
+            group.put(b"a", 1, bytes(rng.randrange(60)), 5)
+        if total - first > 500 + 500 // 4:
+            kept = [record for record in kept if record[1] >= total - 500]
+            first = kept[0][1] if kept else total
+        changes = Changes()
+        state = log.stage(changes, group, serial, 500)
+        engine.write(changes)
+        log.publish()
+        if group.topics:
+            kept.append((number, total))
+            number += len(group.topics)
+            total += len(group.encode(0))
+        view = engine.view(CHANGES_FAMILY)
+        items = view.items(changes_key(3, 0), changes_end(3), 1000)
+        view.release()
+        assert [key for key, _ in items] == [changes_key(3, begin) for begin, _ in kept]
+        assert [head_of(*item).bytes_before for item in items] == [before for _, before in kept]
+        found = decode_state(state)
+        assert (found.next_number, found.total_bytes) == (number, total)
+        assert (found.first_bytes, found.serial) == (first, serial)
+        if rng.random() < 0.1:
+            log = ChangeLog(engine, 3, found)
+        assert log.end == number
