@@ -17,6 +17,7 @@ FILTERS = (
     .map(lambda parts: b"/".join(parts[0] + parts[1]))
     .filter(bool)
 )
+Path = tuple[bytes, ...]
 PATTERNS = st.lists(WORDS | st.just(b"+"), min_size=1, max_size=4).map(b"/".join).filter(bool)
 
 
@@ -187,17 +188,35 @@ def test_a_follower_stays_equal_step_by_step(
         assert where(found) == where(placement)
 
 
+def joined(paths: set[Path], thresholds: list[int], prefixes: set[Path], at: Path) -> set[Path]:
+    """Return the paths of an heir that begin with `at`, which stands for these prefixes."""
+    size = len(at)
+    longer = {path for path in paths if len(path) > size and path[:size] in prefixes}
+    words = {path[size] for path in longer}
+    threshold = thresholds[min(size, len(thresholds) - 1)]
+    if b"+" in words or (len(prefixes) > 1 and threshold != -1 and len(words) > threshold):
+        groups = {b"+": longer} if longer else {}
+    else:
+        groups = {word: {path for path in longer if path[size] == word} for word in words}
+    found = {at} if prefixes & paths else set()
+    for word, group in groups.items():
+        found |= joined(paths, thresholds, {path[: size + 1] for path in group}, (*at, word))
+    return found
+
+
 @given(THRESHOLDS, THRESHOLDS, SEQUENCES)
-def test_an_heir_holds_exactly_the_paths_that_vary(
+def test_an_heir_joins_what_was_learned_beside_a_varying_level(
     thresholds: list[int], next_thresholds: list[int], topics: list[bytes]
 ) -> None:
     structure = learned(thresholds, topics)
     heir = structure.inherit(next_thresholds)
-    assert all_facts(heir) == [
-        facts(stream) for stream in structure.streams() if b"+" in stream.levels
-    ]
+    for special in (False, True):
+        streams = [stream for stream in structure.streams() if stream.special is special]
+        paths = {tuple(stream.levels) for stream in streams if b"+" in stream.levels}
+        found = [tuple(each.levels) for each in heir.streams() if each.special is special]
+        assert sorted(found) == sorted(joined(paths, next_thresholds, {()}, ()))
     assert heir.has_pending() is False
-    assert heir.inherit(thresholds).export() == heir.export()
+    assert heir.inherit(next_thresholds).export() == heir.export()
     # No literal path hides in edges without an end: each edge lies on the way to a varying stream.
     prefixes = {
         (stream.special, tuple(stream.levels[:size]))
@@ -206,6 +225,24 @@ def test_an_heir_holds_exactly_the_paths_that_vary(
     }
     ends = len(heir.streams())
     assert int.from_bytes(heir.export()[:4], "little") == len(prefixes) + ends
+
+
+@given(THRESHOLDS, SEQUENCES)
+def test_in_an_heir_the_topics_of_a_varying_level_share_a_stream(
+    thresholds: list[int], topics: list[bytes]
+) -> None:
+    structure = learned(thresholds, topics)
+    heir = structure.inherit(thresholds)
+    assert len(heir.streams()) <= len(structure.streams())
+    for topic in topics:
+        placement = structure.lookup(topic)
+        if placement is not None and placement.stream.varying_count:
+            found = heir.lookup(topic)
+            assert found is not None
+            assert topic_of(found) == topic
+            # What varied before varies now.
+            pairs = zip(placement.stream.levels, found.stream.levels, strict=True)
+            assert all(now == b"+" for before, now in pairs if before == b"+")
 
 
 @given(THRESHOLDS, SEQUENCES, SEQUENCES, FILTERS)

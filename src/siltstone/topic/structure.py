@@ -260,19 +260,48 @@ class Structure:
     def inherit(self, thresholds: list[int]) -> Structure:
         """Return the structure for the next generation: the paths that vary, none of them pending.
 
-        A topic that had its own stream here may be placed in a varying stream there.
+        Where a level varies, the words that had streams of their own are not kept: all topics of
+        the level go to the varying streams there. What was learned below these words is joined. So
+        a topic may be placed in another stream than here.
         """
         inherited = Structure(thresholds)
+        kept = self.varying_only()
+        # Nodes that become one node. The order of the topics does not count, so that the structure
+        # inherited from this one is equal.
+        waiting = [([kept.root], inherited.root), ([kept.special_root], inherited.special_root)]
+        for nodes, node in waiting:
+            if any(each.stream is not None for each in nodes):
+                inherited._end(node)
+            words = _children_by_word(nodes)
+            too_many = len(nodes) > 1 and inherited._too_many(node, len(words))
+            if too_many or any(each.plus is not None for each in nodes):
+                below = [each.plus for each in nodes if each.plus is not None]
+                for found in words.values():
+                    below += found
+                waiting.append((below, inherited._add_child(node, b"+")))
+                continue
+            waiting += [(words[word], inherited._add_child(node, word)) for word in sorted(words)]
+        inherited.take_pending()
+        return inherited
+
+    def varying_only(self) -> Structure:
+        """Return a structure with the streams of this one that vary, none of them pending."""
+        found = Structure(self.thresholds)
         for stream in self._in_order:
             if stream.varying_count == 0:
                 continue
-            node = inherited.special_root if stream.special else inherited.root
+            node = found.special_root if stream.special else found.root
             for level in stream.levels:
                 child = node.plus if level == b"+" else node.children.get(level)
-                node = inherited._add_child(node, level) if child is None else child
-            inherited._end(node)
-        inherited.take_pending()
-        return inherited
+                node = found._add_child(node, level) if child is None else child
+            found._end(node)
+        found.take_pending()
+        return found
+
+    def _too_many(self, node: Node, words: int) -> bool:
+        """Tell whether a node may not have so many words."""
+        threshold = self.thresholds[min(node.depth, len(self.thresholds) - 1)]
+        return threshold != NEVER and words > threshold
 
     def streams(self) -> list[Stream]:
         """Return all streams, oldest first."""
@@ -401,6 +430,15 @@ class Structure:
         self._edges += EDGE.pack(parent_id, kind, len(word))
         self._edges += word
         self._edge_count += 1
+
+
+def _children_by_word(nodes: list[Node]) -> dict[bytes, list[Node]]:
+    """Return the children of some nodes, those with one word together."""
+    words: dict[bytes, list[Node]] = {}
+    for node in nodes:
+        for word, child in node.children.items():
+            words.setdefault(word, []).append(child)
+    return words
 
 
 def _stands_at(word: bytes, topic: bytes, start: i64, end: i64) -> bool:

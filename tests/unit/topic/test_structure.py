@@ -299,11 +299,11 @@ class TestEdges:
 class TestInherit:
     def test_only_paths_that_vary_are_inherited_special_ones_too(self) -> None:
         structure = Structure([NEVER, 1])
-        for topic in (b"m/a/x", b"m/b/x", b"alone", b"$SYS/a", b"$SYS/b", b"m/a/y"):
+        for topic in (b"m/a/x", b"m/b/x", b"alone", b"$SYS/a", b"$SYS/b", b"m/b/y"):
             structure.learn(topic)
         heir = structure.inherit([NEVER, 1])
-        assert patterns(heir) == [b"m/+/x", b"$SYS/+", b"m/a/+"]
-        assert [stream.special for stream in heir.streams()] == [False, True, False]
+        assert patterns(heir) == [b"$SYS/+", b"m/+/+"]
+        assert [stream.special for stream in heir.streams()] == [True, False]
         assert heir.has_pending() is False
         old_ids = {stream.pattern: stream.id for stream in structure.streams()}
         assert [stream.id for stream in heir.streams()] == [
@@ -316,13 +316,39 @@ class TestInherit:
         structure.learn(b"m/b")
         assert place(structure.inherit([NEVER]), b"m/a") == (b"m/+", b"a")
 
-    def test_words_beside_a_varying_level_are_kept_when_their_paths_vary(self) -> None:
+    def test_words_beside_a_varying_level_come_into_the_varying_streams(self) -> None:
         structure = Structure([1, NEVER, 0])
         structure.learn(b"a/b/c")
         structure.learn(b"x/y")
-        heir = structure.inherit([0])
-        assert place(heir, b"a/b/d") == (b"a/b/+", b"d")
+        heir = structure.inherit([NEVER])
+        assert patterns(heir) == [b"+/y", b"+/b/+"]
+        assert place(heir, b"a/b/d") == (b"+/b/+", b"a/d")
         assert place(heir, b"z/y") == (b"+/y", b"z")
+
+    def test_words_below_several_words_vary_if_together_they_are_too_many(self) -> None:
+        structure = Structure([NEVER, 2, 2])
+        for topic in (b"m/a/1/x/y", b"m/b/2/x/y", b"m/c/3/x/y"):
+            structure.learn(topic)
+        for number in range(3):
+            structure.learn(b"m/a/1/x/%d" % number)
+            structure.learn(b"m/b/2/x/%d" % number)
+        assert b"m/+/+/x/+" in patterns(structure.inherit([NEVER, 2, 1]))
+
+    def test_a_plant_with_many_hosts_has_few_streams_in_the_next_generation(self) -> None:
+        structure = Structure([100, 10])
+        topics = [
+            b"metrics/host_%d/cpu/socket/%d/core/%d" % (host, socket, core)
+            for host in range(20)
+            for socket in range(12)
+            for core in range(12)
+        ]
+        for topic in topics:
+            structure.learn(topic)
+        assert len(structure.streams()) == 11 * 11 * 11
+        heir = structure.inherit([100, 10])
+        assert patterns(heir) == [b"metrics/+/cpu/socket/+/core/+"]
+        for topic in topics:
+            assert heir.learn(topic).stream is heir.streams()[0]
 
     def test_new_thresholds_hold_for_what_comes_later(self) -> None:
         structure = Structure([NEVER])

@@ -140,7 +140,10 @@ class _SlabMender:
         """Set the state at the end of the generation before, if it is known."""
         structure = Structure([NEVER])
         structure.apply(before.structure)
-        self._state = structure.inherit([NEVER]).export(), before.producers
+        inherited = structure.inherit([NEVER])
+        # Earlier versions kept each stream that varies. One without rows does no harm.
+        inherited.apply(structure.varying_only().export())
+        self._state = inherited.export(), before.producers
 
     def run(self, next_base: int | None) -> End | None:
         """Repair all segments; return the end of the last one."""
