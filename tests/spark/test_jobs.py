@@ -281,6 +281,24 @@ def test_serials_that_a_crash_left_out_at_the_end_of_a_slab_are_no_loss(
     assert (report.is_sound, report.losses) == (True, [])
 
 
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_row_that_is_twice_in_the_lake_in_place_of_another_is_found(
+    spark: SparkSession, database: Database, path: str, *, is_dropped: bool
+) -> None:
+    database.append([Row("a/1", b"%d" % number) for number in range(5)]).wait()
+    database.seal()
+    tier_all(path)
+    assert audit(spark, path).is_sound
+    if is_dropped:
+        database.drop_slab(SlabId(0, 1))
+    (table,) = (lake_of(path) / name for name in tables_of(path))
+    rows = DeltaTable(str(table)).to_pyarrow_table()
+    write_deltalake(str(table), rows.take([0, 1, 1, 3, 4]), mode="overwrite")
+    (slab,) = audit(spark, path).slabs
+    assert (slab.tiered, slab.missing, slab.duplicates) == (5, 1, 1)
+    assert slab.differs is not is_dropped
+
+
 def test_rows_that_others_put_into_the_lake_are_damage(
     spark: SparkSession, database: Database, path: str
 ) -> None:

@@ -2,7 +2,9 @@
 
 The rows before the position of the ledger must be in the lake. If the store still has a slab, it
 gives the number and the contents of these rows. For a dropped slab, the ledger gives the number.
-The rows in the lake are counted: all rows, distinct rows, and a digest of all columns.
+The rows in the lake are counted, with a digest of all columns. If the number and the digest of a slab
+are those of the store, its rows are the same rows, each once. Only for other slabs are the distinct
+serials counted, which takes a shuffle of all their rows.
 
 Serials may be unused: after a crash, and where a repair left a hole. A gap inside a slab is not a
 loss, because the slab was read completely. A gap in a slab that the store still has is not a loss
@@ -170,6 +172,7 @@ def audit(spark: SparkSession, path: str, *, database: str = "") -> AuditReport:
             ).unionByName(lake.withColumn(_SIDE, F.lit("lake"))),
             seam.lake,
         )
+        sides["lake"] |= recount(lake, unlike(sides["lake"], sides["stored"]))
     report = compare(seam, tables=tables, **sides)
     gaps = find_gaps(seam, sides["lake"], report, extents)
     # This reads all commits of all tables, so it is done only if there is a gap.
@@ -258,7 +261,7 @@ def _batches(lake: PurePath, tables: Sequence[str]) -> dict[int, list[range]]:
 
 
 def tally(rows: DataFrame, lake: PurePath) -> dict[str, dict[str, Tally]]:
-    """Count rows by side and by slab.
+    """Count rows by side and by slab, as if all of them were distinct.
 
     Raises: CorruptionError for rows of the lake without shard, generation or serial.
     """
@@ -268,7 +271,6 @@ def tally(rows: DataFrame, lake: PurePath) -> dict[str, dict[str, Tally]]:
         rows.groupBy(_SIDE, "shard", "generation")
         .agg(
             F.count(F.lit(1)).alias("rows"),
-            F.count_distinct("serial").alias("distinct"),
             F.min("serial").alias("first"),
             F.max("serial").alias("last"),
             F.bit_xor(F.xxhash64(*hashed)).alias("digest"),
@@ -285,11 +287,36 @@ def tally(rows: DataFrame, lake: PurePath) -> dict[str, dict[str, Tally]]:
             )
         sides[row[_SIDE]][f"{row['shard']}/{row['generation']}"] = Tally(
             rows=row["rows"],
-            distinct=row["distinct"],
+            distinct=row["rows"],
             serials=range(row["first"], row["last"] + 1),
             digest=row["digest"],
         )
     return sides
+
+
+def unlike(lake: Mapping[str, Tally], stored: Mapping[str, Tally]) -> dict[str, Tally]:
+    """Return the counts of those slabs of the lake that the store does not prove to be sound."""
+    return {
+        slab: counts
+        for slab, counts in lake.items()
+        if slab not in stored
+        or (counts.rows, counts.digest) != (stored[slab].rows, stored[slab].digest)
+    }
+
+
+def recount(lake: DataFrame, slabs: Mapping[str, Tally]) -> dict[str, Tally]:
+    """Count the distinct serials of some slabs of the lake; return their corrected counts."""
+    if not slabs:
+        return {}
+    slab = F.concat_ws("/", "shard", "generation")
+    found = (
+        lake.select(slab.alias("slab"), "serial")
+        .where(F.col("slab").isin(sorted(slabs)))
+        .groupBy("slab")
+        .agg(F.count_distinct("serial").alias("distinct"))
+        .collect()
+    )
+    return {row["slab"]: replace(slabs[row["slab"]], distinct=row["distinct"]) for row in found}
 
 
 def store_rows(spark: SparkSession, options: ReadOptions) -> DataFrame:

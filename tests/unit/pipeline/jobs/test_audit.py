@@ -11,6 +11,7 @@ from siltstone.pipeline.jobs.audit import (
     compare,
     find_gaps,
     lost_in,
+    unlike,
 )
 from siltstone.pipeline.lake.ledger import Ledger
 from siltstone.pipeline.table import Seam
@@ -177,3 +178,9 @@ def test_rows_that_are_missing_are_not_lost_as_well() -> None:
 def test_what_was_dropped_before_the_lake_began_is_no_loss() -> None:
     assert losses(TAIL, position=4000) == []
     assert losses(position=4000) == []
+
+
+def test_only_slabs_that_the_store_does_not_prove_are_counted_again() -> None:
+    lake = {name: tally(5) for name in ("0/1", "0/2", "0/3", "0/4")}
+    stored = {"0/2": tally(5), "0/3": tally(5, digest=8), "0/4": tally(6)}
+    assert unlike(lake, stored) == {name: lake[name] for name in ("0/1", "0/3", "0/4")}
