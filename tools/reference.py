@@ -7,6 +7,7 @@ their own generator, which users can run too: `siltstone config reference`.
 from __future__ import annotations
 
 import ast
+import html
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,7 +135,7 @@ def _option_rows(command: Any, context: Any) -> Iterator[str]:
     records = [record for param in command.params if (record := param.get_help_record(context))]
     yield "| option | meaning |\n|---|---|"
     for flags, text in records:
-        yield f"| `{_cell(_readable(flags))}` | {_cell(_prose(text))} |"
+        yield f"| {_code_cell(_readable(flags))} | {_cell(_prose(_ranges(text)))} |"
     yield ""
 
 
@@ -150,6 +151,19 @@ def _readable(flags: str) -> str:
     for kind, word in kinds.items():
         flags = flags.replace(kind, word)
     return flags
+
+
+def _ranges(text: str) -> str:
+    """Write ranges as the help of the commands does."""
+    text = re.sub(r"(\d+)<=x<=(\d+)", r"\1 to \2", text)
+    return re.sub(r"x>=(\d+)", r"at least \1", text)
+
+
+def _code_cell(text: str) -> str:
+    """Return code for a cell of a table; a backslash before a pipe would be shown in the site."""
+    if "|" not in text:
+        return f"`{_cell(text)}`"
+    return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
 
 
 def _cell(text: str) -> str:
@@ -238,7 +252,7 @@ def _setting_rows(kind: type[Any]) -> Iterator[str]:
 
 
 def _code(node: ast.expr | None) -> str:
-    return "" if node is None else f"`{_cell(ast.unparse(node))}`"
+    return "" if node is None else _code_cell(ast.unparse(node))
 
 
 def _function(public: str, node: ast.FunctionDef) -> Iterator[str]:
@@ -275,7 +289,9 @@ def _prose(text: str) -> str:
         else:
             plain = " ".join(paragraph.split())
             pieces = plain.split("`")
-            pieces[::2] = [re.sub(r"([*<])", r"\\\1", piece) for piece in pieces[::2]]
+            pieces[::2] = [
+                re.sub(r"([*])", r"\\\1", piece).replace("<", "&lt;") for piece in pieces[::2]
+            ]
             paragraphs.append(_wrapped("`".join(pieces)))
     return "\n\n".join(paragraphs)
 

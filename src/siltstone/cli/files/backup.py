@@ -191,4 +191,4 @@ def restore(
     if json:
         show_json({"data": str(data), "records": summary.counts, "digest": summary.digest.hex()})
     else:
-        say(f"restored {data} from {file}, {format_size(summary.plain_bytes)}")
+        say(f"restored data directory {data} from {file}, {format_size(summary.plain_bytes)}")

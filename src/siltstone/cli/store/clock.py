@@ -145,7 +145,7 @@ def _show(document: dict[str, Any]) -> None:
         pairs.append(("held for", format_duration(round(document["held_for_seconds"]))))
         pairs.append(("held", "; ".join(document["holds"])))
         when = "when it has caught up" if left is None else f"in {format_duration(round(left))}"
-        pairs.append(("believed", when))
+        pairs.append(("trusted", when))
     for name, time_us in sorted(document["newest_row_us"].items()):
         pairs.append((f"newest row of {name}", format_moment(time_us)))
     show(facts(pairs))

@@ -2,9 +2,9 @@
 
 The rows before the position of the ledger must be in the lake. If the store still has a slab, it
 gives the number and the contents of these rows. For a dropped slab, the ledger gives the number.
-The rows in the lake are counted, with a digest of all columns. If the number and the digest of a slab
-are those of the store, its rows are the same rows, each once. Only for other slabs are the distinct
-serials counted, which takes a shuffle of all their rows.
+The rows in the lake are counted, with a digest of all columns. If the number and the digest of a
+slab are those of the store, its rows are the same rows, each once. The distinct serials are counted
+only for other slabs, because this takes a shuffle of all their rows.
 
 Serials may be unused: after a crash, and where a repair left a hole. A gap inside a slab is not a
 loss, because the slab was read completely. A gap in a slab that the store still has is not a loss

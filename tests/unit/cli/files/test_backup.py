@@ -45,7 +45,7 @@ def test_a_backup_is_restored_to_a_new_directory(siltstone: CommandLine) -> None
     made = siltstone("backup", "/b.gz")
     assert (made.status, made.err, made.out[:13]) == (0, "", "wrote /b.gz, ")
     restored = siltstone("restore", "/b.gz", "--data", "/copy")
-    assert (restored.status, restored.out[:26]) == (0, "restored /copy from /b.gz,")
+    assert (restored.status, restored.out[:42]) == (0, "restored data directory /copy from /b.gz, ")
     before = siltstone("read", "m").out
     assert siltstone("read", "m", "--data", "/copy").out == before != ""
     assert [entry.name for entry in siltstone.fs.list(PurePath("/"))] == ["b.gz", "copy", "data"]
