@@ -101,7 +101,7 @@ class TestLoopPace:
             if not is_stopped_before:
                 await begun.wait()
                 pace.stop()
-            with pytest.raises(ClosedError, match="the broker stops"):
+            with pytest.raises(ClosedError, match="the broker stopped"):
                 await filling
 
         asyncio.run(scenario())

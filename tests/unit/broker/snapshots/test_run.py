@@ -487,7 +487,7 @@ def test_closing_does_not_wait_for_a_loop_that_waits_for_it() -> None:
         saving = asyncio.create_task(office.snapshots.save())
         await begun.wait()
         office.snapshots.close()
-        with pytest.raises(ClosedError, match="the broker stops"):
+        with pytest.raises(ClosedError, match="the broker stopped"):
             await saving
         assert office.serials() == []
         assert office.ended == 1
