@@ -61,6 +61,7 @@ PANELS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Pipeline": {
         "pipeline": "siltstone.cli.pipeline.pipeline",
+        "schema": "siltstone.cli.pipeline.schema",
         "sql": "siltstone.cli.pipeline.sql",
     },
     "Maintenance": {
@@ -83,6 +84,7 @@ GROUPS: Final = frozenset(
         "kv",
         "pipeline",
         "retained",
+        "schema",
         "sessions",
         "snapshot",
         "spool",

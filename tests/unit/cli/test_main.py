@@ -78,6 +78,7 @@ def test_the_commands_are_those_that_are_documented(siltstone: CommandLine) -> N
         "sessions",
         "groups",
         "pipeline",
+        "schema",
         "snapshot",
         "clock",
         "serve",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from time import monotonic
 from typing import Annotated, Any
 
@@ -28,6 +28,7 @@ from siltstone.cli.pipeline.spark import (
 )
 from siltstone.cli.pipeline.stopping import Stop, stopping
 from siltstone.errors import UsageError
+from siltstone.fs.posix import PosixFileSystem
 from siltstone.scan.options import parse_duration
 from siltstone.settings.quantities import format_size
 
@@ -251,13 +252,58 @@ def vacuum(
 
 
 @app.command()
-def tables(data: Data = DATA_DEFAULT, database: DatabaseName = "", json: Json = False) -> None:
+def retier(
+    tables: Annotated[
+        list[str],
+        typer.Option("--table", metavar="TABLE", help="Table to derive again. Repeatable."),
+    ],
+    data: Data = DATA_DEFAULT,
+    database: DatabaseName = "",
+    master: Master = MASTER_DEFAULT,
+    memory: Memory = "1g",
+    json: Json = False,
+) -> None:
+    """Derive Delta tables again from their payloads.
+
+    The rows get the columns and tables of rules.toml as it is now. Each table changes in one
+    transaction. The command works beside a running tier job.
+
+    $ siltstone schema set plant_oven value string
+    $ siltstone pipeline retier --table plant_oven
+    """
+    path = checked_directory(data, database)
+    with session(master, memory) as spark, waiting("Deriving the tables again"):
+        run = pipeline("jobs.tasks").on_spark(spark)
+        rows = pipeline("jobs.rewriting").retier(run, path, tables, database=database)
+    if json:
+        show_json(dict(rows))
+        return
+    listed = table("table", "rows", right=("rows",))
+    for name, count in sorted(rows.items()):
+        add_row(listed, (name, f"{count:,}"))
+    show(listed)
+
+
+@app.command()
+def tables(
+    data: Data = DATA_DEFAULT,
+    database: DatabaseName = "",
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Show what feeds each table, and rules that would help."),
+    ] = False,
+    json: Json = False,
+) -> None:
     """List the Delta tables with their columns.
 
     The command works beside a running broker.
 
     $ siltstone pipeline tables
+    $ siltstone pipeline tables --explain
     """
+    if explain:
+        _show_feeds(_feeds(lake_directory(data, database), database), json=json)
+        return
     found = pipeline("jobs.upkeep").describe_lake(lake_directory(data, database), database=database)
     if json:
         show_json(
@@ -291,6 +337,29 @@ def tables(data: Data = DATA_DEFAULT, database: DatabaseName = "", json: Json = 
             ),
         )
     show(listed)
+
+
+def _feeds(path: str, database: str) -> list[Any]:
+    fs = PosixFileSystem()
+    lake = pipeline("jobs.upkeep").lake_of(fs, path, database)
+    found: list[Any] = pipeline("lake.tables.explain").explain(fs, lake)
+    return found
+
+
+def _show_feeds(feeds: list[Any], *, json: bool) -> None:
+    if json:
+        show_json([asdict(feed) for feed in feeds])
+        return
+    numbers = ("rows", "fields", "topics")
+    listed = table("table", *numbers, "rules", "as", right=numbers)
+    for feed in feeds:
+        topics = f"{feed.topics:,}" if feed.is_whole else f"over {feed.topics:,}"
+        cells = (f"{feed.rows:,}", f"{feed.fields:,}", topics)
+        add_row(listed, (feed.table, *cells, ", ".join(feed.filters), ", ".join(feed.examples[:1])))
+    show(listed)
+    for feed in feeds:
+        for sentence in feed.advice:
+            say(f"{feed.table}: {sentence}")
 
 
 app.command()(pipeline_jobs.audit)

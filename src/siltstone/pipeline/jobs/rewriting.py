@@ -21,15 +21,19 @@ from typing import Final
 import pyarrow as pa
 from deltalake import Schema
 
-from siltstone.clock import Clock
-from siltstone.errors import UsageError
+from siltstone.clock import Clock, SystemClock
+from siltstone.errors import NotFoundError, RetryError, UsageError
 from siltstone.fs.api import FileSystem
+from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.pipeline.jobs.tasks import TASK_BYTES, Runner, settle
+from siltstone.pipeline.jobs.upkeep import locked_batches, locked_files
 from siltstone.pipeline.lake.delta import (
     Opener,
+    content,
     ensure_table,
     has_table,
     open_table,
+    present_tables,
     stored_files,
     swap_files,
 )
@@ -44,9 +48,10 @@ from siltstone.pipeline.lake.files import (
     rule_schema,
     write_file,
 )
+from siltstone.pipeline.lake.ledger import lake_directory, read_ledger
 from siltstone.pipeline.lake.merge import StoredFile
 from siltstone.pipeline.lake.names import DEAD_LETTER, OTHER
-from siltstone.pipeline.lake.rules import Rule, Rules, store_rules
+from siltstone.pipeline.lake.rules import Rule, Rules, load_rules
 from siltstone.pipeline.lake.tables.rewrite import (
     Change,
     OpenRewrite,
@@ -54,7 +59,10 @@ from siltstone.pipeline.lake.tables.rewrite import (
     write_rewrites,
 )
 from siltstone.pipeline.lake.tables.rows import dead_tables, other_dead_letters, plan_rows
+from siltstone.pipeline.lake.tables.versions import store_rules
 from siltstone.scan.options import ReadOptions
+from siltstone.scan.survey import find_database
+from siltstone.store.directory import Store
 
 _OPTIONS: Final = ReadOptions(filters=(), rows_per_batch=65_536)
 
@@ -104,7 +112,9 @@ class Rewriter:
 
         Raises: SiltstoneError; nothing was changed then.
         """
-        draft = self._extended(draft)
+        # A running job may have added fields meanwhile: their columns are those of its rules.
+        rules = load_rules(self._fs, self._lake).merged(draft.rules, draft.tables)
+        draft = self._extended(replace(draft, rules=rules.with_wanted(draft.tables)))
         known = read_rewrites(self._fs, self._lake)
         assert known.open is None, "an open rewrite is finished first"
         changes = self._changes(draft)
@@ -129,7 +139,8 @@ class Rewriter:
         known = read_rewrites(self._fs, self._lake)
         if known.open is None:
             return
-        store_rules(self._fs, self._lake, known.open.rules)
+        rewritten = {change.table for change in known.open.changes if change.remove is None}
+        store_rules(self._fs, self._lake, known.open.rules, self._clock, rewritten=rewritten)
         for change in known.open.changes:
             swap_files(
                 self._fs,
@@ -273,3 +284,54 @@ def _moved(draft: Draft) -> dict[str, str]:
         return {}
     target = max(rows, key=lambda table: rows[table])
     return {table: target for table in sorted(draft.tables - fed) if table != target}
+
+
+def retier(
+    run: Runner,
+    path: str,
+    tables: Sequence[str],
+    *,
+    database: str = "",
+    fs: FileSystem | None = None,
+    clock: Clock | None = None,
+) -> Mapping[str, int]:
+    """Derive tables again from their payloads, by the rules of now; return rows by table.
+
+    It works beside a running tier job, which waits only while the tables are changed.
+
+    Raises: NotFoundError, UsageError; RetryError if a killed tier job has left a batch open.
+    """
+    used = fs or PosixFileSystem()
+    directory = absolute_path(path)
+    with Store(directory, read_only=True, fs=used) as store:
+        found = find_database(store, database)
+    lake = lake_directory(directory, found.name)
+    with locked_files(used, lake):
+        ledger = read_ledger(used, lake, found.identity)
+        rewriter = Rewriter(
+            used, clock or SystemClock(), lake, application=ledger.application, run=run
+        )
+        if read_rewrites(used, lake).open is not None:
+            with locked_batches(used, lake):
+                rewriter.finish()
+        _refuse_unknown(used, lake, tables)
+        rules = load_rules(used, lake).effective().with_wanted(tables)
+        draft = rewriter.draft(tables, rules)
+        with locked_batches(used, lake):
+            ledger = read_ledger(used, lake, found.identity)
+            if ledger.open is not None:
+                raise RetryError(
+                    "a tier job was interrupted in a batch; run 'siltstone pipeline tier' first"
+                )
+            return rewriter.complete(draft, ledger.batch)
+
+
+def _refuse_unknown(fs: FileSystem, lake: PurePath, tables: Sequence[str]) -> None:
+    there = present_tables(fs, lake)
+    for table in tables:
+        if table not in there:
+            raise NotFoundError(
+                f"unknown table {table!r} in {lake} (found: {', '.join(there) or 'none'})"
+            )
+        if content(lake / table) != "rows":
+            raise UsageError(f"table {table} has no rows of topics, so it cannot be derived again")

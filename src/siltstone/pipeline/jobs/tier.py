@@ -24,7 +24,6 @@ from siltstone.errors import LockedError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem, absolute_path
-from siltstone.fs.publish import replace_file
 from siltstone.pipeline.jobs.rewriting import Rewriter
 from siltstone.pipeline.jobs.survey import Customs, survey
 from siltstone.pipeline.jobs.tasks import (
@@ -79,13 +78,14 @@ from siltstone.pipeline.lake.ledger import (
 from siltstone.pipeline.lake.merge import FAN_IN, MergeTask
 from siltstone.pipeline.lake.names import DEAD_LETTER, OTHER, Content
 from siltstone.pipeline.lake.payloads import Decoder
-from siltstone.pipeline.lake.rules import RULES, Partition, Rule, Rules, load_rules, store_rules
+from siltstone.pipeline.lake.rules import RULES, Partition, Rule, Rules, load_rules
 from siltstone.pipeline.lake.tables.rewrite import (
     REWRITE,
     Rewrites,
     read_rewrites,
     write_rewrites,
 )
+from siltstone.pipeline.lake.tables.versions import replace_rules, store_rules
 from siltstone.scan.columns.schema import table_schema
 from siltstone.scan.offsets import bounds_of
 from siltstone.scan.options import ReadOptions
@@ -241,7 +241,11 @@ class TierJob:
                 rules = self._rules_for(*span)
                 leaving = self._leaving(rules)
                 if not leaving:
-                    return self._tier(*span, rules)
+                    batch, written = self._written(*span, rules)
+                    rules = batch.rules
+                    leaving = self._evolved(rules)
+                    if not leaving:
+                        return self._tier(batch, written)
             # The locks are taken in this order everywhere.
             with locked_files(self._fs, self.lake), locked_batches(self._fs, self.lake):
                 self._rewriter.complete(self._rewriter.draft(leaving, rules), self._ledger.batch)
@@ -282,14 +286,30 @@ class TierJob:
         )
         return start, {shard: admitted.ends.get(shard, serial) for shard, serial in start.items()}
 
-    def _tier(self, start: Serials, stop: Serials, rules: Rules) -> TierStep:
-        """Write a batch, open it in the ledger, and finish it."""
+    def _written(
+        self, start: Serials, stop: Serials, rules: Rules
+    ) -> tuple[OpenBatch, list[Written]]:
+        """Write the files of a batch; its rules have the new fields."""
         batch = OpenBatch(number=self._ledger.batch + 1, start=start, stop=stop, rules=rules)
         rules, written = settle(self._run, self._tasks(batch), rules)
-        batch = replace(batch, rules=rules)
-        store_rules(self._fs, self.lake, rules)
+        return replace(batch, rules=rules), written
+
+    def _evolved(self, rules: Rules) -> list[str]:
+        """Return the tables with a column that needs another type, to be rewritten."""
+        known = {rule.filter: rule for rule in self._known_rules().rules}
+        tables: set[str] = set()
+        for rule in rules.rules:
+            kinds = {field.path: field.kind for field in rule.fields}
+            before = known.get(rule.filter, rule).fields
+            if any(kinds.get(field.path, field.kind) != field.kind for field in before):
+                tables.add(rule.table)
+        return sorted(tables & self._tables().keys())
+
+    def _tier(self, batch: OpenBatch, written: Sequence[Written]) -> TierStep:
+        """Open a batch in the ledger, and finish it."""
+        store_rules(self._fs, self.lake, batch.rules, self._clock)
         self._prepare(batch, written)
-        self._keep(self._ledger.opened(start, stop, rules))
+        self._keep(self._ledger.opened(batch.start, batch.stop, batch.rules))
         return self._finish(batch, written)
 
     def tidy(self) -> list[Compaction]:
@@ -510,7 +530,7 @@ class TierJob:
         if not self._fs.exists(self.lake / REWRITE):
             if self._ledger.batch:
                 rules = rules.kept()
-                replace_file(self._fs, self.lake / RULES, rules.to_toml().encode())
+                replace_rules(self._fs, self.lake, rules, self._clock)
             write_rewrites(self._fs, self.lake, Rewrites())
         return rules
 

@@ -9,7 +9,7 @@ that were always null, stay in the payload.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Final
 
@@ -46,15 +46,24 @@ _WIDER: Final[Mapping[frozenset[str], str]] = {
     frozenset({"bigint", "double"}): "double",
     frozenset({"decimal(38,0)", "double"}): "double",
 }
+# A value that does not fit a double is text, or an integer that a double would change.
+_EVOLVED: Final[Mapping[tuple[str, str], str]] = {
+    ("bigint", "double"): "double",
+    ("bigint", "decimal(38,0)"): "decimal(38,0)",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A field of payloads by its path, and its column."""
+    """A field of payloads by its path, and its column.
+
+    `wanted` is the type that the column gets when its table is rewritten; empty for none.
+    """
 
     path: Path
     column: str
     kind: str
+    wanted: str = ""
 
 
 def struct_of(fields: Sequence[Field]) -> pa.StructType:
@@ -174,6 +183,21 @@ def wider(one: str, other: str) -> str:
         element = _WIDER.get(frozenset({one[6:-1], other[6:-1]}))
         return one if f"array<{settled(element)}>" not in KINDS else f"array<{element}>"
     return _WIDER.get(frozenset({one, other}), one)
+
+
+def evolved(fields: Sequence[Field], found: Mapping[Path, str]) -> tuple[Field, ...]:
+    """Return fields with types that also hold what was found; text holds everything."""
+    return tuple(
+        replace(field, kind=evolved_kind(field.kind, found[field.path]))
+        if field.path in found
+        else field
+        for field in fields
+    )
+
+
+def evolved_kind(kind: str, found: str) -> str:
+    """Return the type of a column for its values and one that did not fit; text holds all."""
+    return kind if kind == found else _EVOLVED.get((kind, found), "string")
 
 
 def settled(kind: str | None) -> str | None:

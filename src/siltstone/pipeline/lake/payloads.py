@@ -30,6 +30,7 @@ from siltstone.pipeline.lake.fields import (
     Field,
     Path,
     column_of,
+    evolved_kind,
     paths_of_type,
     paths_of_value,
     settled,
@@ -44,8 +45,10 @@ from siltstone.scan.columns.payloads import decode_payload, is_object, trimmed
 Decoder = Literal["json", "cbor", "msgpack", "text", "raw"]
 DECODERS: Final[tuple[Decoder, ...]] = ("json", "cbor", "msgpack", "text", "raw")
 # What happens to a document with a value that does not fit its column.
-Drift = Literal["rescue", "dead_letter", "reject"]
-DRIFTS: Final[tuple[Drift, ...]] = ("rescue", "dead_letter", "reject")
+Drift = Literal["rescue", "evolve", "dead_letter", "reject"]
+DRIFTS: Final[tuple[Drift, ...]] = ("rescue", "evolve", "dead_letter", "reject")
+# With these, the row stays in its table.
+_RESCUES: Final = ("rescue", "evolve")
 TEXT: Final = "text"
 RESCUED: Final = "_rescued"
 REASON_MAX: Final = 300
@@ -94,7 +97,7 @@ def text_columns(decoder: Decoder) -> dict[str, pa.DataType]:
 
 def rescue_columns(decoder: Decoder, drift: Drift) -> dict[str, pa.DataType]:
     """Return the column for values that do not fit theirs, which comes last."""
-    return {RESCUED: pa.string()} if drift == "rescue" and decoder not in ("text", "raw") else {}
+    return {RESCUED: pa.string()} if drift in _RESCUES and decoder not in ("text", "raw") else {}
 
 
 def reason_of(payload: bytes, decoder: Decoder, fields: Sequence[Field]) -> str:
@@ -208,9 +211,9 @@ def _decode_objects(payload: pa.Array, fields: Sequence[Field], drift: Drift) ->
         struct = _struct_of_table(table)
         columns = _columns(struct, fields)
         found = _new(_fields_of_table(struct, text), known)
-        odd = _inexact(columns, fields) if drift == "rescue" else None
+        odd = _inexact(columns, fields) if drift in _RESCUES else None
         if odd is None:
-            more = {RESCUED: pa.nulls(len(text), pa.string())} if drift == "rescue" else {}
+            more = {RESCUED: pa.nulls(len(text), pa.string())} if drift in _RESCUES else {}
             return Decoded(columns=columns | more, found=found)
     else:
         found = None
@@ -315,18 +318,34 @@ def _decode_one_by_one(
     kind = struct_of(fields)
     rescued: dict[str, pa.Array] = {}
     struct = decode_payload(text, kind if kind.num_fields else _NOTHING)
-    if drift == "rescue":
+    misfits: tuple[tuple[Path, str], ...] = ()
+    if drift in _RESCUES:
         columns = _columns(struct, fields)
         odd, large = struct.is_null(), _inexact(columns, fields)
         odd = odd if large is None else pc.or_(odd, large)
         text, beside = _rescued(text, odd, fields)
         rescued = {RESCUED: beside}
+        misfits = _misfits(beside, fields) if drift == "evolve" else ()
         struct = decode_payload(text, kind if kind.num_fields else _NOTHING)
     bad = struct.is_null()
     good = bad if bad.true_count else None
     if found is None:
         found = _new(_fields_of_good(text, good, kind), {field.path for field in fields})
-    return Decoded(columns=_columns(struct, fields) | rescued, bad=good, found=found)
+    columns = _columns(struct, fields) | rescued
+    return Decoded(columns=columns, bad=good, found=(*found, *misfits))
+
+
+def _misfits(beside: pa.Array, fields: Sequence[Field]) -> tuple[tuple[Path, str], ...]:
+    """Return the types of values that did not fit their columns, by their paths."""
+    kinds = {".".join(field.path): field for field in fields}
+    found: dict[Path, str] = {}
+    for text in beside.drop_null().to_pylist():
+        for name, value in json.loads(text).items():
+            field = kinds.get(name)
+            if field is not None:
+                kind = evolved_kind(field.kind, dict(paths_of_value({"": value})).get(("",), ""))
+                found[field.path] = evolved_kind(found.get(field.path, kind), kind)
+    return tuple(found.items())
 
 
 def _rescued(text: pa.Array, odd: pa.Array, fields: Sequence[Field]) -> tuple[pa.Array, pa.Array]:

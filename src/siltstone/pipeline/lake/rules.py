@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, Final, Literal, cast
 
 from siltstone.errors import InvalidTopicError, UsageError
 from siltstone.fs.api import FileSystem
-from siltstone.fs.publish import replace_file
-from siltstone.pipeline.lake.fields import FIELDS_MAX, KINDS, Field, Path, extended
+from siltstone.pipeline.lake.fields import FIELDS_MAX, KINDS, Field, Path, evolved, extended
 from siltstone.pipeline.lake.names import (
     CONTENTS,
     DEAD_LETTER,
@@ -42,7 +41,8 @@ TITLE: Final = """\
 #   levels     a column for each + of the filter, in order
 #   decode     json, cbor, msgpack, text or raw; a payload that is none of it goes to dead_letter
 #   drift      what happens to a value that does not fit its column: rescue (the column is NULL,
-#              and _rescued has the value), dead_letter (the row goes there), or reject (tier stops)
+#              and _rescued has the value), evolve (the column becomes wider), dead_letter (the
+#              row goes there), or reject (tier stops)
 #   partition  day or hour, when the table is made
 #   fields     paths in the payload, with their columns and types
 #   learned    made by `siltstone pipeline tier`; rules without it stand first, and win
@@ -76,6 +76,20 @@ class Rule:
         """Whether new fields stay in the payload."""
         return len(self.fields) >= FIELDS_MAX
 
+    def with_fields(self, found: Sequence[tuple[Path, str]]) -> Rule:
+        """Return the rule with new fields; with `evolve`, a known one may have a wider type."""
+        fields = extended(self.fields, found, self.taken())
+        return replace(
+            self, fields=evolved(fields, dict(found)) if self.drift == "evolve" else fields
+        )
+
+    def with_wanted(self) -> Rule:
+        """Return the rule with the types that are wanted."""
+        fields = (
+            replace(field, kind=field.wanted or field.kind, wanted="") for field in self.fields
+        )
+        return replace(self, fields=tuple(fields))
+
     def taken(self) -> list[str]:
         """Return the names that cannot be the column of a field."""
         return [*RESERVED_COLUMNS, *self.levels, *text_columns(self.decode)]
@@ -92,6 +106,7 @@ class Rule:
             "drift": self.drift,
             "fields": [
                 {"path": list(field.path), "column": field.column, "type": field.kind}
+                | ({"wanted": field.wanted} if field.wanted else {})
                 for field in self.fields
             ],
         }
@@ -144,24 +159,34 @@ class Rules:
         for name, path, kind in found:
             by_filter.setdefault(name, []).append((path, kind))
         return self.replaced(
-            replace(rule, fields=extended(rule.fields, by_filter[rule.filter], rule.taken()))
+            rule.with_fields(by_filter[rule.filter])
             for rule in self.rules
             if rule.filter in by_filter
         )
 
-    def merged(self, later: Rules) -> Rules:
+    def with_wanted(self, tables: Collection[str]) -> Rules:
+        """Return rules in which the fields of some tables have the types that are wanted."""
+        return Rules(rule.with_wanted() if rule.table in tables else rule for rule in self.rules)
+
+    def merged(self, later: Rules, rewritten: Collection[str] = ()) -> Rules:
         """Return these rules plus the additional rules and fields of `later`.
 
-        Learned rules that `later` has replaced by wider ones are left out.
+        Learned rules that `later` has replaced by others are left out. The rules of rewritten
+        tables are those of `later`.
         """
         later_rules = {rule.filter: rule for rule in later.rules}
-        wide = Rules(rule for rule in later.rules if rule.learned)
+        wide = Rules(later.rules)
         kept = [
-            _with_columns(rule, later_rules.pop(rule.filter, rule))
+            _with_columns(rule, later_rules.pop(rule.filter, rule), rewritten)
             for rule in self.rules
             if not rule.learned or rule.filter in later_rules or not wide.has(rule.filter)
         ]
         return Rules(in_order([*kept, *later_rules.values()]))
+
+    def effective(self) -> Rules:
+        """Return the rules without learned ones that a rule of a user covers."""
+        own = Rules(rule for rule in self.rules if not rule.learned)
+        return Rules(rule for rule in self.rules if not rule.learned or not own.has(rule.filter))
 
     def kept(self) -> Rules:
         """Return the rules as those of a user, which never give way to wider ones."""
@@ -207,8 +232,10 @@ def _wildness(rule: Rule) -> tuple[list[bool], str]:
     return [level == "+" for level in rule.filter.split("/")], rule.filter
 
 
-def _with_columns(rule: Rule, later: Rule) -> Rule:
+def _with_columns(rule: Rule, later: Rule, rewritten: Collection[str]) -> Rule:
     """Return a rule with the additional fields of a later form of it."""
+    if later.table in rewritten:
+        return later
     paths = {field.path for field in rule.fields}
     columns = {field.column.lower() for field in rule.fields}
     new = [
@@ -216,17 +243,10 @@ def _with_columns(rule: Rule, later: Rule) -> Rule:
         for field in later.fields
         if field.path not in paths and field.column.lower() not in columns
     ]
-    return replace(rule, fields=(*rule.fields, *new)) if new else rule
-
-
-def store_rules(fs: FileSystem, lake: PurePath, rules: Rules) -> None:
-    """Add new rules and fields to the file, durably, and keep changes that users made meanwhile."""
-    there = load_rules(fs, lake)
-    if rules.rules == there.rules:
-        return
-    merged = there.merged(rules)
-    if merged.rules != there.rules:
-        replace_file(fs, lake / RULES, merged.to_toml().encode())
+    old = rule.fields
+    if rule.drift == "evolve":
+        old = evolved(old, {field.path: field.kind for field in later.fields})
+    return replace(rule, fields=(*old, *new))
 
 
 def load_rules(fs: FileSystem, lake: PurePath) -> Rules:
@@ -340,7 +360,11 @@ def _read_field(value: Mapping[str, Any], name: str) -> Field:
             f'{name}: a field must have a path such as path = ["a", "b"], got {value!r}'
         )
     kind = _one_of(value.get("type"), tuple(KINDS), f"{name}: the type of a field")
-    return Field(path=tuple(path), column=str(value.get("column", "_".join(path))), kind=kind)
+    wanted = value.get("wanted", "")
+    if wanted:
+        _one_of(wanted, tuple(KINDS), f"{name}: the wanted type of a field")
+    column = str(value.get("column", "_".join(path)))
+    return Field(path=tuple(path), column=column, kind=kind, wanted=wanted)
 
 
 def _check_columns(rule: Rule, name: str) -> None:
