@@ -35,6 +35,7 @@ EDGES = {
     "pipeline/jobs/audit.py",
     "pipeline/jobs/learn.py",
     "pipeline/jobs/rollup.py",
+    "pipeline/jobs/rewriting.py",
     "pipeline/jobs/tasks.py",
     "pipeline/jobs/tier.py",
     "pipeline/jobs/upkeep.py",
