@@ -13,7 +13,7 @@ import siltstone
 from siltstone.cli.main import execute
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline.jobs.rewriting import retier
-from siltstone.pipeline.lake.tables.explain import FEW_ROWS, MANY_FIELDS, Feed, explain
+from siltstone.pipeline.lake.tables.explain import FEW_ROWS, MANY_FIELDS, TableFeed, explain
 from siltstone.store.database import Database
 from siltstone.store.log.read.pieces import Row
 from tests.support.builders import settings_of
@@ -38,7 +38,7 @@ def append(database: Database, *topics: str, **fields: Any) -> None:
     database.append([Row(topic, payload) for topic in topics]).wait()
 
 
-def feeds(path: Path) -> dict[str, Feed]:
+def feeds(path: Path) -> dict[str, TableFeed]:
     return {feed.table: feed for feed in explain(FS, lake_of(path))}
 
 
@@ -54,7 +54,7 @@ def test_each_table_shows_its_rules_and_topics(database: Database, path: Path) -
     append(database, "plant/1/heat", "plant/2/heat", "plant/2/heat", v=1)
     append(database, "note", text="x")
     tier_all(path)
-    assert feeds(path)["plant_heat"] == Feed(
+    assert feeds(path)["plant_heat"] == TableFeed(
         table="plant_heat",
         rows=3,
         fields=1,

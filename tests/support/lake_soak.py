@@ -270,7 +270,7 @@ def soak(path: Path, *, seconds: float, rate: float, kills: int, seed: int = 1) 
                     kill(broker, victim)
                 killed[victim] += 1
             samples.append({"seconds": now} | sample(broker, path, publishers))
-            time.sleep(SAMPLE_SECONDS)
+            stop.wait(SAMPLE_SECONDS)
     finally:
         stop.set()
         for thread in threads:
@@ -292,9 +292,9 @@ def plot(samples: Sequence[dict[str, float]]) -> str:
         ("rows that wait", [each["acknowledged"] - each["tiered"] for each in samples]),
     ]
     last = samples[-1]["seconds"] or 1.0
+    total = height * len(panels) + 20
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '
-        f'height="{height * len(panels) + 20}" font-family="sans-serif" font-size="12">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{total}" font-size="12">'
     ]
     for number, (title, values) in enumerate(panels):
         top = number * height + 20

@@ -27,7 +27,7 @@ _EXAMPLES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Feed:
+class TableFeed:
     """What feeds a table; `advice` has a sentence for each thing that a rule would mend.
 
     `topics` is the number of different topics in the newest rows; `is_whole` says that these are
@@ -44,7 +44,7 @@ class Feed:
     advice: tuple[str, ...] = ()
 
 
-def explain(fs: FileSystem, lake: PurePath) -> list[Feed]:
+def explain(fs: FileSystem, lake: PurePath) -> list[TableFeed]:
     """Return what feeds each table with rows of topics. Raises: UsageError, RetryError."""
     rules = load_rules(fs, lake).effective().rules
     by_table: dict[str, list[Rule]] = {}
@@ -52,14 +52,14 @@ def explain(fs: FileSystem, lake: PurePath) -> list[Feed]:
         by_table.setdefault(rule.table, []).append(rule)
     tables = present_tables(fs, lake)
     rows = {table: sum(file.rows for file in list_files(lake / table)) for table in tables}
-    feeds: list[Feed] = []
+    feeds: list[TableFeed] = []
     for table in tables:
         own = by_table.get(table, [])
         counts, is_whole = _topics(lake / table)
         if counts is None:
             continue
         feeds.append(
-            Feed(
+            TableFeed(
                 table=table,
                 rows=rows[table],
                 fields=sum(len(rule.fields) for rule in own),
