@@ -16,7 +16,7 @@ from pathlib import PurePath
 from threading import Lock
 from typing import Final
 
-from siltstone.errors import DiskError, SiltstoneError
+from siltstone.errors import DiskError, SiltstoneError, StorageFullError
 from siltstone.fs.api import File, FileSystem
 from siltstone.store.segment.frame import HEADER_BYTES, FrameHeader, encode_frame, encode_room
 from siltstone.store.segment.index import Directory
@@ -287,7 +287,10 @@ class SegmentWriter:
     def _take_back(
         self, position: int, header: FrameHeader, written: int, error: SiltstoneError
     ) -> None:
-        """Release the space of a frame that could not be written. Raises: DiskError."""
+        """Release the space of a frame that could not be written.
+
+        Raises: DiskError; the error of the frame if its bytes cannot be removed.
+        """
         with self._lock:
             if self._end != position + header.length:
                 # Rooms behind it have serials that will not exist. Only recovery can correct that.
@@ -297,9 +300,14 @@ class SegmentWriter:
             self._end = position
             self._next_serial = header.first_serial
             self._is_dirty = True
-            if written:
-                # Bytes of a payload left behind the end could be mistaken for a frame later.
+            if not written:
+                return
+            # Bytes of a payload left behind the end could be mistaken for a frame later.
+            try:
                 self._file.write_at(position, bytes(written))
+            except StorageFullError:
+                # After a failed write or sync the frame may be there. It must not be refused now.
+                raise error from None
 
     def sync(self) -> None:
         """Make everything written so far durable, then record the synced position in the file."""

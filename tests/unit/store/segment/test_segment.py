@@ -354,6 +354,15 @@ class TestWrite:
         # The zeros are not durable, so the next frame needs a sync.
         assert not writer.write(*frame, durably=True)
 
+    def test_a_frame_that_may_be_there_is_not_refused_as_if_it_were_not(self) -> None:
+        fs, writer = faulty_segment()
+        writer.sync()
+        fs.add(Fault(operation="sync", errno=errno.EIO))
+        # The zeros cannot be written over the frame either.
+        fs.add(Fault(operation="write_at", errno=errno.ENOSPC, nth=2, repeat=True))
+        with pytest.raises(DiskError, match="write_durably failed: EIO"):
+            writer.write(*rows_frame({1: [b"a"]}), durably=True)
+
     @pytest.mark.parametrize("operations", range(3))
     def test_a_power_cut_in_a_durable_write_leaves_the_frame_or_nothing(
         self, operations: int
