@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from siltstone.errors import SiltstoneError
-from siltstone.fs.posix import send_signal
+from siltstone.fs.process import send_signal
 from tests.support.ledger import WINDOW, Ledger
 from tests.support.namespaces import Network
 from tests.support.sites import NAMES, Sites, three_sites, until

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from siltstone.errors import SiltstoneError
-from siltstone.fs.posix import process_arguments, send_signal
+from siltstone.fs.process import process_arguments, send_signal
 from siltstone.manage.running import ask_broker
 from siltstone.mqtt.reason import Reason
 from tests.support.broker_process import COMMAND, BrokerProcess, stored

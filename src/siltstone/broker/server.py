@@ -56,13 +56,8 @@ from siltstone.broker.snapshots.run import (
 from siltstone.broker.snapshots.standstill import until_settled
 from siltstone.clock import Clock, SystemClock
 from siltstone.errors import ClosedError, CorruptionError, SiltstoneError, UsageError
-from siltstone.fs.posix import (
-    PosixFileSystem,
-    absolute_path,
-    end_process,
-    open_file_count,
-    raise_file_limit,
-)
+from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.fs.process import end_process, open_file_count, raise_file_limit
 from siltstone.guard import contain, contain_with
 from siltstone.logs import log
 from siltstone.store.directory import Store, guarded_clock, open_store

@@ -25,7 +25,7 @@ from siltstone.cli.output.help import App, Group
 from siltstone.cli.output.output import note
 from siltstone.cli.output.streams import standard_streams
 from siltstone.errors import SiltstoneError, UsageError
-from siltstone.fs.posix import raise_file_limit
+from siltstone.fs.process import raise_file_limit
 from siltstone.version import __version__, form
 
 # The module of each command, by purpose. Only the module of the requested command is imported,

@@ -27,7 +27,7 @@ from siltstone.cluster.certificates import SiteCertificates, TlsFiles
 from siltstone.cluster.settings import Address, ClusterSettings
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.api import FileSystem
-from siltstone.fs.posix import process_arguments, send_signal
+from siltstone.fs.process import process_arguments, send_signal
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.logs import log
 

@@ -40,7 +40,8 @@ from siltstone.errors import (
 )
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.paths import COMMITS, DATA, LOCK, VERSION_FILE, StorePaths
-from siltstone.fs.posix import PosixFileSystem, absolute_path, boot_id
+from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.fs.process import boot_id
 from siltstone.fs.publish import create_directories, remove_tree, replace_file
 from siltstone.store.database import Database
 from siltstone.store.keyvalue import KeyValueDatabase

@@ -27,7 +27,7 @@ from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.api import File, FileSystem
 from siltstone.fs.paths import StorePaths
-from siltstone.fs.posix import memory_bytes
+from siltstone.fs.process import memory_bytes
 from siltstone.logs import log
 from siltstone.manage.verb import Nothing
 from siltstone.snapshot.backup import StoreSource

@@ -21,7 +21,8 @@ from siltstone.clock import SystemClock
 from siltstone.errors import LockedError, NotFoundError, RetryError, SiltstoneError, UsageError
 from siltstone.fs.api import File
 from siltstone.fs.paths import StorePaths
-from siltstone.fs.posix import PosixFileSystem, absolute_path, catches_signal, send_signal
+from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.fs.process import catches_signal, send_signal
 from siltstone.manage.running import ask_broker, is_served
 from siltstone.settings.quantities import format_size
 from siltstone.snapshot.backup import StoreSource

@@ -15,7 +15,8 @@ from pathlib import PurePath
 from typing import Any
 
 from siltstone.errors import CorruptionError, NotFoundError, SiltstoneError, StorageFullError
-from siltstone.fs.posix import PosixFileSystem, lower_priority
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.fs.process import lower_priority
 from siltstone.store.log.compact.encode import UnfitError
 from siltstone.store.log.compact.rewrite import rewrite_segment
 
