@@ -19,14 +19,8 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.pipeline.jobs.audit import audit
-from siltstone.pipeline.jobs.tier import (
-    Runner,
-    Task,
-    TaskFailure,
-    TierJob,
-    TierSettings,
-    run_task,
-)
+from siltstone.pipeline.jobs.tasks import Runner, Task, TaskFailure, run_task
+from siltstone.pipeline.jobs.tier import TierJob, TierSettings
 from siltstone.pipeline.lake.files import MadeFile, Written
 from siltstone.pipeline.spark.session import start_session
 
