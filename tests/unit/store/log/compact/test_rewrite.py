@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from siltstone.errors import StorageFullError
+from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.log.compact.encode import UnfitError
 from siltstone.store.log.compact.rewrite import rewrite_segment
 from siltstone.store.log.read.pieces import Row
@@ -72,6 +73,7 @@ def test_segment_and_index_survive_a_power_cut_as_soon_as_it_returns() -> None:
     world = World()
     source = sealed([Row("a", b"1")], [Row("b", b"2")], world=world)
     rewrite_segment(world.fs, source.path, TARGET)
+    assert isinstance(world.fs, MemoryFileSystem)
     disk = world.fs.crash_clone()
     for path in (TARGET, index_path(TARGET)):
         assert disk.read(path) == world.fs.read(path)
