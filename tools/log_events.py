@@ -164,6 +164,8 @@ MEANINGS: Final = {
     "offer_failed": "The files of a shard could not be listed for a site that wants to copy them.",
     "placement_planned": "A shard is to have other replicas: `replicas`.",
     "placement_reached": "The transition of a shard to other replicas has ended.",
+    "settings_without_effect": "Settings configure a part of the broker that is off, so they do "
+    "nothing; `remedy` says how to turn it on.",
     "shard_handed_over": "The leader of a shard asks another site to lead it.",
     "site_changed": "An operator has changed the role of a site.",
     "site_left": "A site that leaves has no replica any more: it is an observer now.",

@@ -272,7 +272,8 @@ class BrokerFlightAccess:
             address=caller.address,
             listener=self._settings.address,
             # A client with an unknown token is not an anonymous client.
-            anonymous_allowed=self._settings.anonymous_allowed and caller.token is None,
+            anonymous_allowed=self._broker.settings.lets_in_anonymous(self._settings)
+            and caller.token is None,
         )
 
 

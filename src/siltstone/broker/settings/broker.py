@@ -394,7 +394,8 @@ class FlightSettings(Settings):
     )
     allow_anonymous: OptionalBool = Field(
         default=None,
-        description="Whether clients without a login may connect. none: only on loopback.",
+        description="Whether clients without a login may connect. none: only on loopback, and not "
+        "with TLS if there is a password file or a hook.",
     )
     managers: Texts = Field(
         default=(),
@@ -408,10 +409,15 @@ class FlightSettings(Settings):
         return _is_loopback(self.host) if self.allow_anonymous is None else self.allow_anonymous
 
     @property
+    def secure(self) -> bool:
+        """Whether Flight uses TLS."""
+        return bool(self.certificate)
+
+    @property
     def address(self) -> str:
         """The address as a URL of Flight, for example grpc+tcp://127.0.0.1:8815."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"grpc+{'tls' if self.certificate else 'tcp'}://{host}:{self.port}"
+        return f"grpc+{'tls' if self.secure else 'tcp'}://{host}:{self.port}"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -485,7 +491,26 @@ class BrokerSettings(Settings):
     )
     bridge: tuple[BridgeSettings, ...] = Field(default=(), description="Bridges to other brokers.")
 
-    def lets_in_anonymous(self, listener: ListenerSettings) -> bool:
+    def without_effect(self) -> dict[str, list[str]]:
+        """Return the given settings that do nothing, by what turns them on.
+
+        A table whose switch is off on purpose is left out.
+        """
+        found: dict[str, list[str]] = {}
+        for table, switch in (
+            ("flight", "enabled"),
+            ("topiclog", "enabled"),
+            ("tier", "continuous"),
+        ):
+            given = getattr(self, table).model_fields_set
+            if given and switch not in given:
+                found[f"{table}.{switch} = true"] = [f"{table}.{name}" for name in sorted(given)]
+        stored = self.storage.model_fields_set & self.storage.database_keys
+        if self.persistence == "snapshot" and stored:
+            found['persistence = "store"'] = [f"storage.{name}" for name in sorted(stored)]
+        return found
+
+    def lets_in_anonymous(self, listener: ListenerSettings | FlightSettings) -> bool:
         """Return whether a listener accepts anonymous clients.
 
         The default is yes on loopback, except for a TLS listener of a broker with users: TLS is

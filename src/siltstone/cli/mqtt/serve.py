@@ -107,6 +107,7 @@ def serve(
         level="warning" if is_watched and level == "info" else level, form=settings.log.format
     )
     _log_start(settings)
+    _warn_of_idle(settings)
     _warn_of_others(place)
 
     def started(listeners: Iterable[Listener]) -> None:
@@ -163,6 +164,18 @@ def _storage(settings: BrokerSettings) -> str:
     but = f", except by {counted(len(settings.storage.rules), 'rule')}"
     rules = but if settings.storage.rules else ""
     return f"every message is synced to database {settings.storage.database}{rules}"
+
+
+def _warn_of_idle(settings: BrokerSettings) -> None:
+    """Warn about settings that do nothing, because what they configure is off."""
+    for switch, names in settings.without_effect().items():
+        log(
+            logging.getLogger(LOGGER),
+            logging.WARNING,
+            "settings_without_effect",
+            settings=", ".join(names),
+            remedy=f"set {switch}, or remove them",
+        )
 
 
 def _warn_of_others(data: Path) -> None:

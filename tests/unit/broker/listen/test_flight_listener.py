@@ -8,7 +8,7 @@ from siltstone.broker.access.access import Access, Credentials, Hook
 from siltstone.broker.access.acl import Acl
 from siltstone.broker.access.passwords import Cost, PasswordFile, PasswordHash
 from siltstone.broker.listen.flight_listener import BrokerFlightAccess, on_loop, read_certificates
-from siltstone.broker.settings.broker import FlightSettings
+from siltstone.broker.settings.broker import BrokerSettings, FlightSettings
 from siltstone.clock import ManualClock
 from siltstone.errors import OutcomeUnknownError, UsageError
 from siltstone.flight.access import Caller, FlightUser
@@ -118,6 +118,14 @@ def test_nobody_comes_without_a_name_from_elsewhere() -> None:
     assert Gate(access(), allow_anonymous=False).enter() == (
         "a login is needed: give username and password"
     )
+
+
+def test_tls_wants_a_login_on_loopback_too_where_there_are_users() -> None:
+    gate = Gate(access(), certificate="c", key="k")
+    assert not isinstance(gate.enter(), str)
+    gate.core.broker.settings = BrokerSettings.model_validate({"access": {"password_file": "p"}})
+    assert gate.enter() == "a login is needed: give username and password"
+    assert not isinstance(gate.enter("alice", b"rock"), str)
 
 
 def test_an_error_on_the_loop_is_raised_where_it_was_asked() -> None:

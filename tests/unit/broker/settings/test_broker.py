@@ -401,3 +401,48 @@ def test_flight_needs_the_store_and_somebody_who_may_come_in() -> None:
         public | {"access": {"password_file": "users"}},
     ):
         BrokerSettings.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("flight", "users", "expected"),
+    [
+        ({}, {"password_file": "p"}, True),
+        ({"certificate": "c", "key": "k"}, {}, True),
+        ({"certificate": "c", "key": "k"}, {"password_file": "p"}, False),
+        (
+            {"certificate": "c", "key": "k", "allow_anonymous": True},
+            {"password_file": "p"},
+            True,
+        ),
+    ],
+)
+def test_flight_lets_clients_without_a_name_in_as_listeners_do(
+    flight: dict[str, Any], users: dict[str, Any], expected: bool
+) -> None:
+    settings = BrokerSettings.model_validate({"flight": flight, "access": users})
+    assert settings.lets_in_anonymous(settings.flight) is expected
+
+
+@pytest.mark.parametrize(
+    ("given", "idle"),
+    [
+        ({}, {}),
+        (
+            {"flight": {"port": 1, "host": "h"}},
+            {"flight.enabled = true": ["flight.host", "flight.port"]},
+        ),
+        ({"flight": {"port": 1, "enabled": False}}, {}),
+        ({"flight": {"port": 1, "enabled": True}}, {}),
+        ({"topiclog": {"port": 1}}, {"topiclog.enabled = true": ["topiclog.port"]}),
+        ({"tier": {"freshness": 5}}, {"tier.continuous = true": ["tier.freshness"]}),
+        ({"storage": {"retain_seconds": 5}}, {}),
+        (
+            {"storage": {"retain_seconds": 5, "database": "m"}, "persistence": "snapshot"},
+            {'persistence = "store"': ["storage.retain_seconds"]},
+        ),
+    ],
+)
+def test_settings_of_what_is_off_are_found(
+    given: dict[str, Any], idle: dict[str, list[str]]
+) -> None:
+    assert BrokerSettings.model_validate(given).without_effect() == idle

@@ -57,6 +57,22 @@ def server(siltstone: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     ours.setLevel(level)
 
 
+@pytest.mark.usefixtures("server")
+def test_settings_of_what_is_off_are_told(
+    siltstone: CommandLine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", "siltstone"):
+        siltstone("serve", "--set", "flight.port=1")
+    told = [
+        getattr(record, "facts", None)
+        for record in caplog.records
+        if record.message == "settings_without_effect"
+    ]
+    assert told == [
+        {"settings": "flight.port", "remedy": "set flight.enabled = true, or remove them"}
+    ]
+
+
 def test_the_broker_runs_with_the_settings_and_says_where(
     siltstone: CommandLine, server: FakeServer
 ) -> None:

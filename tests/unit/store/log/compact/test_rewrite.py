@@ -79,13 +79,13 @@ def test_segment_and_index_survive_a_power_cut_as_soon_as_it_returns() -> None:
         assert disk.read(path) == world.fs.read(path)
 
 
-@pytest.mark.parametrize("rows", [1, 3000])
-def test_its_frames_alone_tell_the_structure_and_the_producers(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (3000, 1), (1, 70_000)])
+def test_its_frames_alone_tell_the_structure_and_the_producers(rows: int, size: int) -> None:
     """Recovery of a compacted segment without an index, with frames of each size."""
     world = World()
     committer = begun(world)
     for number in range(4):
-        call = call_of(*[Row(f"{number}/{each % 7}", b"1") for each in range(rows)])
+        call = call_of(*[Row(f"{number}/{each % 7}", bytes(size)) for each in range(rows)])
         call.producer, call.sequence = producer_key(f"p{number}"), number
         committer.commit([call])
     committer.seal(*committer.state())

@@ -136,3 +136,30 @@ def test_the_oldest_records_go_and_all_others_stay(seed: int) -> None:
         if rng.random() < 0.1:
             log = ChangeLog(engine, 3, found)
         assert log.end == number
+
+
+def test_what_is_cleared_is_gone_once_and_numbers_go_on() -> None:
+    engine = MemoryEngine()
+    engine.create_family(CHANGES_FAMILY)
+    log = ChangeLog(engine, 3, None)
+    group = ChangeList(1)
+    group.put(b"a", 1, b"v", 5)
+    changes = Changes()
+    assert log.clear(changes) is None
+    log.stage(changes, group, 1, 500)
+    engine.write(changes)
+    log.publish()
+    cleared = Changes()
+    stored = log.clear(cleared)
+    assert stored is not None
+    engine.write(cleared)
+    log.publish()
+    found = decode_state(stored)
+    size = len(group.encode(0))
+    assert (found.next_number, found.total_bytes, found.first_bytes) == (1, size, size)
+    assert engine.view(CHANGES_FAMILY).items(b"", b"\xff", 9) == []
+    assert log.clear(Changes()) is None
+    # Two commits whose changes were not kept take numbers, and nothing takes them back.
+    log.resume(3)
+    log.publish()
+    assert log.end == 3
