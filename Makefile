@@ -7,8 +7,9 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .PHONY: demo dev test unit lint bench base compare soak fmt types check coverage dist docs lock clean help
 
-# What a surrounding environment or an outer project says must not leak in.
-unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+# What a surrounding environment or an outer project says must not leak in. Without bytecode each
+# process would compile all its modules again, and each run of pytest all tests.
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 export PYTHON
 
 # .venv has the wheel of this clone, compiled; .venv-dev runs src as it stands, uncompiled.

@@ -60,7 +60,8 @@ make_environment() {
 
 sync_environment() {
     make_environment
-    "$(find_uv)" pip sync --quiet --python "$python" --require-hashes requirements.lock
+    "$(find_uv)" pip sync --quiet --compile-bytecode --python "$python" --require-hashes \
+        requirements.lock
 }
 
 has_compiler() {
@@ -86,7 +87,7 @@ install_package() {
     local form
     forget_extensions
     build_wheel build/wheel
-    "$(find_uv)" pip install --quiet --python "$python" --no-deps --no-index \
+    "$(find_uv)" pip install --quiet --compile-bytecode --python "$python" --no-deps --no-index \
         --reinstall-package siltstone build/wheel/siltstone-*.whl
     form=$("$python" -c 'import siltstone.version; print(siltstone.version.form())')
     echo "setup: installed siltstone ($form)"
