@@ -178,7 +178,8 @@ def test_a_damaged_source_spreads_nothing(three: Three) -> None:
     before = three.rows("b")
     leave(three, "b")
     leave(three, "c")
-    fill(three, 5, 1)
+    # Two records at least, or the trim may end where the site had read.
+    fill(three, 5, 2)
     trim(three)
     segment = PLACE / "0/1" / sorted(three.segments("a"))[1]
     with three.files["a"].open(segment, writable=True) as file:
