@@ -154,6 +154,9 @@ MEANINGS: Final = {
     "the old ones.",
     "cluster_certificates_replaced": "The site has new certificates: it issued one before the old "
     "one ended, or found new files.",
+    "cluster_alarm_cleared": "What an alarm of the cluster was about is over.",
+    "cluster_alarm_raised": "Something in the cluster is wrong for some seconds: `kind`, `place` "
+    "and `text` say what.",
     "cluster_joined": "This site has reached a majority of its cluster.",
     "cluster_task_failed": "A bug in Siltstone ended a task of the cluster; please report the "
     "traceback.",

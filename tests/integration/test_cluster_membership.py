@@ -90,6 +90,44 @@ def test_a_drain_moves_the_leader_and_a_fourth_site_joins_and_replaces_one(
             assert broker.events("shard_stopped") == []
 
 
+def test_a_site_that_is_lost_is_forgotten_and_replaced(tmp_path: Path) -> None:
+    with three_sites(tmp_path, {"cluster.away_after": 2}) as sites:
+        sites.add("d")
+        sites.start(*NAMES, "d")
+        leader = sites.wait_for_leader(*NAMES)
+        until(lambda: _shard(sites, leader)["in_sync"] == list(NAMES), "all are in sync")
+        until(lambda: _role(sites, leader, "d") == "observer", "it observes")
+        _run(sites, leader, "join", "d")
+        assert run_command("cluster", "status", "--ready", *_data(sites, "d")).returncode == 0
+        lost = next(name for name in NAMES if name != leader)
+        refused = run_command("cluster", "forget", lost, *_data(sites, leader))
+        assert refused.returncode == 2
+        assert b"is running: use 'siltstone cluster leave" in refused.stderr
+        sites.brokers[lost].kill()
+        sites.kill_nats(lost)
+        until(lambda: _alarms(sites, leader) == {"under-replicated"}, "the alarm is raised")
+        assert sites.brokers[leader].events("cluster_alarm_raised") != []
+        _run(sites, leader, "forget", lost)
+        rest = sorted({*NAMES, "d"} - {lost})
+        until(lambda: _shard(sites, leader)["in_sync"] == rest, "the new site took its place")
+        until(lambda: _alarms(sites, leader) == set(), "the alarm is over")
+        sites.publish("d", "last", [b"%d" % i for i in range(10)])
+        sites.wait_for_rows(10, *rest)
+        # It may come back, and observes then.
+        sites.start(lost)
+        sites.wait_for_rows(10, lost)
+        assert _role(sites, leader, lost) == "gone"
+        assert _shard(sites, leader)["placed"] == rest
+
+
+def _alarms(sites: Sites, name: str) -> set[str]:
+    return {alarm["kind"] for alarm in sites.status(name)["alarms"]}
+
+
+def _data(sites: Sites, name: str) -> tuple[str, str]:
+    return "--data", str(sites.directory / name)
+
+
 def _run(sites: Sites, name: str, *words: str) -> None:
     done = run_command("cluster", *words, "--data", str(sites.directory / name))
     assert done.returncode == 0, done.stderr

@@ -355,3 +355,27 @@ def test_a_new_leader_knows_the_topics_that_the_other_one_learned(three: Three) 
     assert streams[0] == streams[1] == streams[2]
     assert sum(rows for _, rows in streams[0]) == 20
     assert len(streams[0]) == len(topics)
+
+
+def test_rows_wait_while_the_shared_log_is_nearly_full(three: Three) -> None:
+    three.lead("a")
+    log = three.sites["a"].attached["m", 0]
+    log.limit_rows(is_full=True)
+    tickets = [
+        three.databases[name].append(Columns([b"t"], [name.encode()])) for name in ("a", "b")
+    ]
+    for _ in range(20):
+        three.tick()
+        _NEVER.wait(0.005)
+    assert [ticket.done for ticket in tickets] == [False, False]
+    # Everything else goes on: the generation ends.
+    three.databases["a"].seal()
+    log.limit_rows(is_full=False)
+
+    def are_done() -> bool:
+        three.tick()
+        return all(ticket.done for ticket in tickets)
+
+    until(are_done, "both are stored")
+    three.settle()
+    assert sorted(three.rows("b")) == [("t", b"a"), ("t", b"b")]

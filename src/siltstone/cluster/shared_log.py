@@ -34,6 +34,8 @@ _OPEN_SECONDS: Final = 15.0
 _IDLE_SECONDS: Final = 0.5
 # The server says every idle period that it is there; without a word for this long, ask anew.
 _SILENT_SECONDS: Final = 2.0
+# The rest of the log is for terms, drops and settings.
+_ROWS_FULL: Final = 0.75
 _LOOK_SECONDS: Final = 5.0
 _BEHIND_SECONDS: Final = 1.0
 _SECOND_NS: Final = 1_000_000_000
@@ -143,6 +145,8 @@ class LogTail:
         self._bounds = BoundsWatch()
         self.first = 1
         self.last = 0
+        # How much of its maximum size the log has.
+        self.full = 0.0
         # The size of a message, on average.
         self.message_bytes = 0
         # While it is set, messages wait: the shard is about to be replaced by a copy.
@@ -196,6 +200,9 @@ class LogTail:
         nonce = bytes.fromhex(config.get("metadata", {}).get("nonce", ""))
         self.first, self.last = state["first_seq"], state["last_seq"]
         self.message_bytes = state["bytes"] // max(1, state["messages"])
+        limit = config.get("max_bytes", 0)
+        self.full = state["bytes"] / limit if limit > 0 else 0.0
+        self.shard.limit_rows(is_full=self.full >= _ROWS_FULL)
         now_us = int(asyncio.get_running_loop().time() * 1e6)
         last = self._bounds.last(self.last, read_before=read_before, read=self._read, now_us=now_us)
         if nonce != self._nonce:

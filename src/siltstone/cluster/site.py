@@ -32,6 +32,7 @@ from siltstone.cluster.nats_process import PAYLOAD_MAX, USER, NatsProcess
 from siltstone.cluster.registry import Registered, Registry, patiently
 from siltstone.cluster.settings import ClusterSettings
 from siltstone.cluster.shared_log import ApiError, Connection, LogTail, stream_of
+from siltstone.cluster.sites.alarms import alarms_of, is_ready
 from siltstone.cluster.sites.copier import Copier
 from siltstone.cluster.sites.membership import (
     check_role,
@@ -59,6 +60,7 @@ from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.replication.codec import VERSION
 from siltstone.store.writer.replication.follower import Progress, Status
 from siltstone.store.writer.replication.health import ClaimTimer, all_can_read
+from siltstone.store.writer.replication.sites.alarms import AlarmKind, AlarmWatch
 from siltstone.store.writer.replication.sites.membership import Placement
 from siltstone.store.writer.replication.sites.planning import SiteRole
 from siltstone.store.writer.ticket import Ticket
@@ -83,6 +85,7 @@ _COPY_SECONDS: Final = 30.0
 _TIDY_LIMIT: Final = 10.0
 # A placement that changes all the time is not changed by hand.
 _ATTEMPTS: Final = 20
+_ALARM_SECONDS: Final = 1.0
 _HAND_OVER_SECONDS: Final = 0.25
 # How long a site that ends waits for others to lead its shards.
 _RESIGN_SECONDS: Final = 2.0
@@ -133,6 +136,7 @@ class ClusterSite:
         self._open_database: OpenDatabase | None = None
         self._opened: set[str] = set()
         self._placing = Placing(settings, self._shards, self._peers, self._loop)
+        self._alarms = AlarmWatch()
         self._copier = Copier(settings, self._shards, self._peers, self._ask_for_copy, self._loop)
         self._scrubber = Scrubber(
             settings, self._shards, self._placing, self._ask_for_copy, self._copier
@@ -289,6 +293,7 @@ class ClusterSite:
             self._tidy(),
             self._hand_over(),
             self._scrubber.run(),
+            self._look_for_alarms(),
         ):
             self._spawn(work)
 
@@ -465,6 +470,7 @@ class ClusterSite:
             values = {
                 "site": self.site,
                 "reads": VERSION,
+                "clock_us": self._clock.now_us(),
                 "shards": shards,
                 "stopping": self._placing.is_stopping,
             }
@@ -484,7 +490,7 @@ class ClusterSite:
         elif (
             view.status is Status.CURRENT
             and not view.leads
-            and not self._placing.is_stopping
+            and self._placing.is_fit
             and shard.claims.is_due(now_us)
         ):
             shard.claims.claimed(now_us)
@@ -502,6 +508,8 @@ class ClusterSite:
             "synced": view.synced,
             "status": view.status.value,
             "reason": view.reason,
+            # What counted waits for disk space.
+            "full": view.is_full,
             # The first message that must stay in the log while this site copies.
             "hold": 0 if copying is None else copying.hold,
             "copied_bytes": 0 if copying is None else copying.fetched_bytes,
@@ -519,12 +527,16 @@ class ClusterSite:
             values = json.loads(message.data)
             site, shards = str(values["site"]), dict(values["shards"])
             reads = int(values.get("reads", 1))
+            now_wall_us = self._clock.now_us()
+            skew_us = int(values.get("clock_us", now_wall_us)) - now_wall_us
         except (ValueError, KeyError, TypeError):
             return
         if site == self.site:
             return
         now_us = _now_us()
-        self._peers[site] = Peer(self._loop.time(), shards, bool(values.get("stopping")), reads)
+        self._peers[site] = Peer(
+            self._loop.time(), shards, bool(values.get("stopping")), reads, skew_us
+        )
         for key, theirs in shards.items():
             shard = self._shards.get(key)
             if shard is None:
@@ -702,12 +714,38 @@ class ClusterSite:
     async def _status(self) -> dict[str, Any]:
         now_us = _now_us()
         mine = {key: self._look_at(shard, now_us) for key, shard in self._shards.items()}
-        return {
+        state = {
             "cluster": self._settings.name,
             "site": self.site,
             "problem": self._problem,
-            **state_of(self._placing, self._shards, self._peers, mine),
+            **state_of(self._placing, self._shards, self._peers, mine, self._scrubber.undecided),
         }
+        return {
+            **state,
+            "ready": is_ready(state),
+            "alarms": [
+                {"kind": alarm.kind.value, "place": alarm.place, "text": text}
+                for alarm, text in self._alarms.texts().items()
+            ],
+            "counters": {
+                "alarms": {kind.value: self._alarms.counts[kind] for kind in AlarmKind},
+                "handovers": self._placing.handovers,
+                "segments_checked": self._scrubber.checked,
+                "segments_damaged": self._scrubber.damaged,
+            },
+        }
+
+    async def _look_for_alarms(self) -> None:
+        """Tell what is wrong for a while, and what is over."""
+        while True:
+            await asyncio.sleep(_ALARM_SECONDS)
+            changes = self._alarms.look(alarms_of(await self._status()), _now_us())
+            for alarm, text in changes.raised.items():
+                facts = {"kind": alarm.kind.value, "place": alarm.place, "text": text}
+                log(_LOG, logging.ERROR, "cluster_alarm_raised", **facts)
+            for alarm in changes.cleared:
+                facts = {"kind": alarm.kind.value, "place": alarm.place}
+                log(_LOG, logging.WARNING, "cluster_alarm_cleared", **facts)
 
     async def _stop(self) -> None:
         for task in list(self._tasks):

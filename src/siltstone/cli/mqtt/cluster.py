@@ -30,17 +30,28 @@ Wait = Annotated[
         "--wait", metavar="SECONDS", min=0.0, help="How long to wait until it is done. 0: not."
     ),
 ]
+Ready = Annotated[
+    bool,
+    typer.Option(
+        "--ready",
+        help="Print nothing. Exit with status 0 if the site has read all shards and they have "
+        "leaders, else 1.",
+    ),
+]
 Document = dict[str, Any]
 
 
 @app.command("status")
-def status(data: Data = DATA_DEFAULT, json: Json = False) -> None:
+def status(data: Data = DATA_DEFAULT, json: Json = False, ready: Ready = False) -> None:
     """Show the sites, and the leader and the replicas of each shard.
 
     $ siltstone cluster status
     $ siltstone cluster status --json
+    $ siltstone cluster status --ready
     """
     found = _status(data)
+    if ready:
+        raise typer.Exit(0 if found["ready"] else 1)
     if json:
         show_json(found)
         return
@@ -68,10 +79,10 @@ def status(data: Data = DATA_DEFAULT, json: Json = False) -> None:
             )
     show(shards)
     for key, shard in found["shards"].items():
-        if shard["health"] != "ok":
-            say(f"{key}: {shard['health']}")
         if shard["transition"]:
             say(f"{key}: {_transition(shard['transition'])}")
+    for alarm in found["alarms"]:
+        say(f"{alarm['kind']}, {alarm['place']}: {alarm['text']}")
 
 
 @app.command("join")

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from statistics import median_low
 from typing import Any, Final
 
 from siltstone.cluster.registry import Registry
@@ -18,6 +19,7 @@ from siltstone.cluster.shared_log import stream_of
 from siltstone.cluster.sites.seen import AWAY_SECONDS, Peer, SiteShard
 from siltstone.logs import log
 from siltstone.store.writer.replication.follower import Status
+from siltstone.store.writer.replication.health import clock_is_wrong
 from siltstone.store.writer.replication.sites.membership import (
     HOLD_US,
     Hold,
@@ -64,6 +66,8 @@ class Placing:
         self.sites: dict[str, Site] = {}
         # This site is about to end, so it leads nothing more.
         self.is_stopping = False
+        # How often another site was asked to lead.
+        self.handovers = 0
         self._balanced_at = loop.time()
 
     def is_alive(self, name: str) -> bool:
@@ -114,7 +118,7 @@ class Placing:
             self.is_alive(name) for name, site in self.sites.items() if site.role is SiteRole.MEMBER
         )
         for key, shard in self._shards.items():
-            shard.successor = ""
+            before, shard.successor = shard.successor, ""
             if not shard.log.view.leads or shard.placement is None:
                 continue
             is_settled = bool(shard.leading_since) and now - shard.leading_since >= _CALM_SECONDS
@@ -128,13 +132,24 @@ class Placing:
             )
             if name:
                 shard.successor = found[key] = name
+                self.handovers += name != before
                 self._balanced_at = now
         return found
 
     @property
     def is_fit(self) -> bool:
         """Whether this site may lead, as far as it can tell itself."""
-        return not self.is_stopping
+        return not self.is_stopping and not clock_is_wrong(0, [0, *self._skews_us().values()])
+
+    def _skews_us(self) -> dict[str, int]:
+        """Return how far the clocks of the sites that are heard are ahead of ours."""
+        return {name: peer.skew_us for name, peer in self._peers.items() if self.is_alive(name)}
+
+    def clocks_us(self) -> dict[str, int]:
+        """Return how far the clock of each site is from the median of all."""
+        skews = self._skews_us() | {self.site: 0}
+        median = median_low(skews.values())
+        return {name: skew - median for name, skew in skews.items()}
 
     def able(self, key: str) -> list[str]:
         """Return the other sites that have read everything of a shard."""

@@ -47,6 +47,8 @@ class Peer:
     is_stopping: bool = False
     # The newest version of records that it can read.
     reads: int = 1
+    # Its wall time minus ours, when it was heard.
+    skew_us: int = 0
 
 
 @dataclass(slots=True)

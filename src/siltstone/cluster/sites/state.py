@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from siltstone.cluster.sites.placing import Placing
@@ -15,9 +15,13 @@ def state_of(
     shards: Mapping[str, SiteShard],
     peers: Mapping[str, Peer],
     mine: Mapping[str, Mapping[str, Any]],
+    undecided: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the sites and the shards. `mine` has what this site tells the others of itself."""
-    facts = placing.facts()
+    """Return the sites and the shards. `mine` has what this site tells the others of itself.
+
+    `undecided` has the segments whose copies differ, as DATABASE/SHARD/GENERATION/SERIAL.seg.
+    """
+    facts, clocks = placing.facts(), placing.clocks_us()
     sites = {
         name: {
             "state": _state(placing, name),
@@ -25,15 +29,16 @@ def state_of(
             "zone": facts.sites[name].zone if name in facts.sites else "",
             "replicas": facts.replicas.get(name, 0),
             "leads": facts.led.get(name, 0),
+            "clock_us": clocks.get(name),
         }
         for name in sorted({placing.site, *peers, *facts.sites})
     }
-    return {
-        "sites": sites,
-        "shards": {
-            key: _shard(placing, shards[key], peers, key, mine[key]) for key in sorted(mine)
-        },
-    }
+    seen: dict[str, dict[str, Any]] = {}
+    for key in sorted(mine):
+        paths = sorted(path for path in undecided if path.startswith(f"{key}/"))
+        seen[key] = _shard(placing, shards[key], peers, key, mine[key])
+        seen[key]["undecided"] = [path.removeprefix(f"{key}/") for path in paths]
+    return {"sites": sites, "shards": seen}
 
 
 def _state(placing: Placing, name: str) -> str:
@@ -58,6 +63,7 @@ def _shard(
     leaders = [name for name, each in known.items() if each["leads"]]
     placement = shard.placement
     insync = frozenset() if placement is None else placement.insync
+    message_bytes = 0 if shard.tail is None else shard.tail.message_bytes
     return {
         "leader": leaders[0] if leaders else None,
         "in_sync": sorted(insync),
@@ -65,6 +71,8 @@ def _shard(
         "transition": transition(placement, shard.successor),
         "health": health(placement, frozenset(known), wanted=shard.log.replicas),
         "term": mine["term"],
+        "wanted": shard.log.replicas,
+        "log_full": 0.0 if shard.tail is None else shard.tail.full,
         "first": 1 if shard.tail is None else shard.tail.first,
         "last": last,
         "waiting_calls": shard.log.waits,
@@ -72,6 +80,8 @@ def _shard(
             name: {
                 "sequence": each["sequence"],
                 "lag": last - each["sequence"],
+                "lag_bytes": (last - each["sequence"]) * message_bytes,
+                "full": each.get("full", False),
                 "synced": each["synced"],
                 "status": each["status"],
                 "reason": each["reason"],

@@ -27,6 +27,7 @@ from siltstone.clock import Clock
 from siltstone.errors import (
     CorruptionError,
     OutcomeUnknownError,
+    OverloadedError,
     RetryError,
     SiltstoneError,
     UsageError,
@@ -211,6 +212,7 @@ class ReplicatedLog:
         self._lost = False
         self._requests = 0
         self._owner = 0
+        self._log_is_full = False
         self.view = self._look()
 
     # From any thread.
@@ -288,6 +290,10 @@ class ReplicatedLog:
     def staging(self) -> Staging:
         """Return the directory where a copy is collected."""
         return Staging(self._fs, self._directory, self.shard)
+
+    def limit_rows(self, *, is_full: bool) -> None:
+        """Take whether the shared log has no room for rows now: then calls wait."""
+        self._log_is_full = is_full
 
     def sealed_segments(self) -> list[str]:
         """Return the sealed segments of this site, as GENERATION/SERIAL.seg."""
@@ -417,6 +423,9 @@ class ReplicatedLog:
         """
         if self._core.leader is None or self._unstored is not None:
             return [NotLeaderError(f"this site does not lead shard {self.shard}")] * len(calls)
+        if self._log_is_full:
+            full = "the shared log is nearly full: a site is behind, or the log is not trimmed"
+            return [OverloadedError(full)] * len(calls)
         producers = self._core.follower.producers
         ahead: dict[bytes, int] = {}
         found: list[Outcome | Exception | None] = []
@@ -612,6 +621,7 @@ class ReplicatedLog:
             leads=leads,
             synced=self._marked.sequence,
             waiting=0 if leader is None else leader.oldest(),
+            is_full=self._unstored is not None,
         )
 
     @property

@@ -42,6 +42,8 @@ class LogView:
     synced: int
     # The index of the oldest record that this leader has published and not counted, 0 if none.
     waiting: int = field(default=0)
+    # What counted waits for space on the disk.
+    is_full: bool = field(default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,63 @@
+"""Whether a site may lead, by the clocks that it hears."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import PurePath
+
+import pytest
+
+from siltstone.cluster.settings import Address, ClusterSettings
+from siltstone.cluster.sites.placing import Placing
+from siltstone.cluster.sites.seen import AWAY_SECONDS, Peer
+
+HOUR_US = 3_600_000_000
+SETTINGS = ClusterSettings(
+    name="plant",
+    site="a",
+    seeds=(Address("127.0.0.1", 7400),),
+    listen=None,
+    secret=b"the secret of this cluster",
+    directory=PurePath("/data/cluster"),
+)
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    yield made
+    made.close()
+
+
+def placing(loop: asyncio.AbstractEventLoop, *skews_us: int, ago: float = 0.0) -> Placing:
+    """A site that has heard others, whose clocks are so far ahead."""
+    peers = {
+        name: Peer(loop.time() - ago, {}, skew_us=skew)
+        for name, skew in zip("bc", skews_us, strict=False)
+    }
+    return Placing(SETTINGS, {}, peers, loop)
+
+
+def test_a_site_whose_clock_is_an_hour_off_does_not_lead(loop: asyncio.AbstractEventLoop) -> None:
+    assert placing(loop, 0, 0).is_fit
+    assert not placing(loop, HOUR_US, HOUR_US).is_fit
+    assert placing(loop, 0, HOUR_US).is_fit
+    assert placing(loop, 4_000_000, 4_000_000).is_fit
+    # One of two leads in any case.
+    assert placing(loop, HOUR_US).is_fit != placing(loop, -HOUR_US).is_fit
+
+
+def test_a_site_that_was_not_heard_for_a_while_has_no_say(loop: asyncio.AbstractEventLoop) -> None:
+    assert placing(loop, HOUR_US, HOUR_US, ago=2 * AWAY_SECONDS).is_fit
+
+
+def test_clocks_are_told_from_the_median(loop: asyncio.AbstractEventLoop) -> None:
+    assert placing(loop, 0, HOUR_US).clocks_us() == {"a": 0, "b": 0, "c": HOUR_US}
+    assert placing(loop, HOUR_US, HOUR_US).clocks_us() == {"a": -HOUR_US, "b": 0, "c": 0}
+
+
+def test_a_site_that_is_about_to_end_does_not_lead(loop: asyncio.AbstractEventLoop) -> None:
+    ending = placing(loop)
+    ending.is_stopping = True
+    assert not ending.is_fit
