@@ -185,7 +185,7 @@ def test_calls_and_answers_between_sites() -> None:
     assert (found.batch.flags, found.batch.publisher) == ([1, 0], b"device")
     assert (found.wants_sync, found.claim) == (True, CLAIM)
     assert encode_answer(OUTCOME).decode() == ANSWER
-    assert decode_answer(ANSWER.encode()) == OUTCOME
+    assert encode_answer(decode_answer(ANSWER.encode())).decode() == ANSWER
 
 
 MARK = (

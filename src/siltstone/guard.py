@@ -12,7 +12,11 @@ _T = TypeVar("_T")
 
 def contain(act: Callable[[], object], otherwise: Callable[[], object] | None = None) -> None:
     """Call a function; if it raises, log the error with its traceback and call `otherwise`."""
-    contain_with(lambda _: act(), None, otherwise)
+    contain_with(_call, act, otherwise)
+
+
+def _call(act: Callable[[], object]) -> object:
+    return act()
 
 
 def contain_with(

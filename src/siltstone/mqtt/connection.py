@@ -34,6 +34,8 @@ _LEVEL_5: Final = bytes([Version.V5])
 _BRIDGE_LEVELS: Final = bytes([BRIDGE_BIT])
 
 Event = PublishBatch | AckBatch | Packet | PeerError
+# What the splitter returns: packets that are not decoded, or batches.
+Part = PublishBatch | AckBatch | RawPacket | PeerError
 
 
 class State(Enum):
@@ -90,7 +92,7 @@ class Connection:
         self.state = State.CONNECTED
         self._splitter.packet_size_max = packet_size_max
         self._splitter.control_size_max = control_size_max
-        return self._read(self._splitter.begin(self.version, topic_alias_max))
+        return self.read(self._splitter.begin(self.version, topic_alias_max))
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """Take the next bytes; yield the completed events. Each packet is decoded when it is
@@ -98,9 +100,15 @@ class Connection:
 
         An error is the last event.
         """
+        return self.read(self.split(chunk))
+
+    def split(self, chunk: bytes) -> list[Part]:
+        """Take the next bytes; return the completed packets, not decoded. `read` must follow, or
+        the caller must process a single batch itself.
+        """
         if self.state is State.CLOSED:
-            return iter(())
-        return self._read(self._splitter.feed(chunk))
+            return []
+        return self._splitter.feed(chunk)
 
     @property
     def held_bytes(self) -> int:
@@ -111,8 +119,9 @@ class Connection:
         """Stop reading."""
         self.state = State.CLOSED
 
-    def _read(self, raw: list[PublishBatch | AckBatch | RawPacket | PeerError]) -> Iterator[Event]:
-        for item in raw:
+    def read(self, parts: list[Part]) -> Iterator[Event]:
+        """Yield the events of what `split` returned. Each packet is decoded when it is needed."""
+        for item in parts:
             event: Event
             if isinstance(item, RawPacket):
                 try:

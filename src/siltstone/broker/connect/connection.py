@@ -124,11 +124,17 @@ class ClientConnection:
         self._broker.statistics.bytes_received += len(data)
         if len(data) >= PROGRESS_BYTES:
             self._keep_alive.seen()
-        events = self._connection.feed(data)
-        if self._unread is None:
-            self._take(events)
+        parts = self._connection.split(data)
+        first = parts[0] if len(parts) == 1 else None
+        if self._unread is not None:
+            self._unread = chain(self._unread, self._connection.read(parts))
+        elif isinstance(first, PublishBatch) and not self.ended and self._goodbye is None:
+            # A device often sends a single message: the same as `_take`, without an iterator.
+            assert self._intake is not None
+            self._keep_alive.seen()
+            self._intake.take(first)
         else:
-            self._unread = chain(self._unread, events)
+            self._take(self._connection.read(parts))
         self._count_partial()
 
     def _count_partial(self) -> None:

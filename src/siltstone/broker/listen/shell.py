@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
-from siltstone.guard import contain, contain_with
+from siltstone.guard import contain
 
 Act = Callable[[], None]
 
@@ -27,10 +27,6 @@ _ROUNDS: Final = 2
 # uvloop counts whole milliseconds. A timer that came a moment early would be set again, and would
 # keep the loop busy until the millisecond is over.
 _TIMER_SECONDS: Final = 0.001
-
-
-def _call(act: Act) -> None:
-    act()
 
 
 class LoopShell:
@@ -80,7 +76,7 @@ class LoopShell:
         acts = self._acts
         for _ in range(_ROUNDS):
             for _ in range(len(acts)):
-                contain_with(_call, acts.popleft())
+                contain(acts.popleft())
         if acts and not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._run)

@@ -28,7 +28,6 @@ from siltstone.store.segment.frame import (
     PUBLISHER_INDEX,
     PUBLISHER_OFFSETS,
     PUBLISHERS,
-    SECTION,
     STREAMS,
     TIMESTAMPS,
     TOPIC_INDEX,
@@ -87,7 +86,8 @@ class _SectionWriter:
     """
 
     def __init__(self) -> None:
-        self.table: list[bytes] = []
+        self.table = BytesWriter()
+        self.count = 0
         # The first part is reserved for the table.
         self.parts: list[bytes] = [b""]
 
@@ -99,12 +99,15 @@ class _SectionWriter:
 
     def close(self, section_id: int, width: int, length: int) -> None:
         """Add the parts that were just written to the table as one section, and pad it."""
-        self.table.append(SECTION.pack(section_id, width, length))
+        write_i16_le(self.table, i16(section_id))
+        write_i16_le(self.table, i16(width))
+        write_i32_le(self.table, i32(length))
+        self.count += 1
         self.parts.append(_PADDING[length & 7])
 
     def body(self) -> bytes:
         """Return the whole body: the table and the sections."""
-        self.parts[0] = b"".join(self.table)
+        self.parts[0] = self.table.getvalue()
         return b"".join(self.parts)
 
 
@@ -257,7 +260,7 @@ def encode_rows(
         _write_strings(
             writer, PROPERTY_OFFSETS, PROPERTIES, [stream.properties for stream in streams]
         )
-    return writer.body(), len(writer.table)
+    return writer.body(), writer.count
 
 
 def directory_of(streams: list[StreamRows]) -> list[tuple[int, int, int, int, int]]:
@@ -278,4 +281,4 @@ def encode_state(structure: bytes, producers: bytes) -> tuple[bytes, int]:
     writer = _SectionWriter()
     writer.add(EDGES, 1, structure)
     writer.add(PRODUCERS, 24, producers)
-    return writer.body(), len(writer.table)
+    return writer.body(), writer.count

@@ -142,11 +142,12 @@ def encode_frame(header: FrameHeader, body: bytes, seed: int) -> bytes:
     """Set length and CRCs for the body as it is stored; return the 64 bytes of the header."""
     header.length = HEADER_BYTES + len(body)
     header.head_crc = 0
-    if header.compression in (PLAIN, APART):
-        fixed = _pack(header)[8:HEAD_CRC_OFFSET]
-        end = _head_end(memoryview(body), 0, header.section_count)
-        header.head_crc = crc32c(body[:end], crc32c(fixed, seed))
     packed = _pack(header)
+    if header.compression in (PLAIN, APART):
+        end = _head_end(memoryview(body), 0, header.section_count)
+        fixed = packed[:HEAD_CRC_OFFSET]
+        header.head_crc = crc32c(body[:end], crc32c(fixed[8:], seed))
+        packed = fixed + header.head_crc.to_bytes(4, "little")
     header.crc = crc32c(body, crc32c(packed[8:], seed))
     return packed[:4] + header.crc.to_bytes(4, "little") + packed[8:]
 

@@ -50,7 +50,12 @@ from siltstone.store.slab.manifest import (
     read_manifest,
 )
 from siltstone.store.slab.marks import with_marks
-from siltstone.store.slab.retention import due_for_turn, require_retention, sets_rotation
+from siltstone.store.slab.retention import (
+    due_for_turn,
+    ends_generations,
+    require_retention,
+    sets_rotation,
+)
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.slab.space import Space
 
@@ -643,6 +648,8 @@ class Shards:
             # The shard is still being opened, or it is being closed; or another site decides.
             return
         settings = self.manifest.settings
+        if not ends_generations(settings) and settings.reclaim == "none":
+            return
         size_bytes = queue.committer.size_bytes()
         turned = due_for_turn(
             settings,

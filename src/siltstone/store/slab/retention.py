@@ -65,6 +65,15 @@ def sets_rotation(settings: Limits) -> bool:
     return settings.rotate_seconds is not None or settings.rotate_bytes is not None
 
 
+def ends_generations(settings: Limits) -> bool:
+    """Return whether a setting ends generations, or drops them by their age or size."""
+    return (
+        sets_rotation(settings)
+        or settings.retain_seconds is not None
+        or settings.retain_bytes is not None
+    )
+
+
 def require_retention(settings: Limits) -> None:
     """Raise UsageError if only whole generations that are too large would fit into `retain_bytes`.
 

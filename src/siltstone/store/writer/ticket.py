@@ -6,7 +6,6 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from threading import TIMEOUT_MAX, Lock
 from typing import Any, Self
 
@@ -59,16 +58,28 @@ def _no_times() -> memoryview:
     raise AssertionError("the places are known")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of a stored call or a duplicate. Serials are computed only on request."""
+    """The outcome of a stored call or a duplicate. Serials are computed only on request.
 
-    duplicate: bool
-    count: int
-    timestamp_us: int
-    frame_serial: int
-    frame_timestamp_us: int
-    frame_places: RowPlaces | None
+    It does not change. A frozen dataclass would take as long to create as a row takes to encode.
+    """
+
+    def __init__(
+        self,
+        *,
+        duplicate: bool,
+        count: int,
+        timestamp_us: int,
+        frame_serial: int,
+        frame_timestamp_us: int,
+        frame_places: RowPlaces | None,
+    ) -> None:
+        self.duplicate = duplicate
+        self.count = count
+        self.timestamp_us = timestamp_us
+        self.frame_serial = frame_serial
+        self.frame_timestamp_us = frame_timestamp_us
+        self.frame_places = frame_places
 
     def serials(self) -> list[int]:
         """Return the serial of each row, in the order of the call."""

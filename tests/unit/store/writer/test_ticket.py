@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
 from math import inf, nan
 from threading import TIMEOUT_MAX
 from typing import Any
@@ -26,15 +25,18 @@ def outcome(
     frame_serial: int = 50,
     frame_timestamp_us: int = 1000,
     times: list[int] | None = None,
+    places: RowPlaces | None = None,
     duplicate: bool = False,
 ) -> Outcome:
+    if times is not None:
+        places = RowPlaces(lambda: memoryview(array("q", times)))
     return Outcome(
         duplicate=duplicate,
         count=count,
         timestamp_us=timestamp_us,
         frame_serial=frame_serial,
         frame_timestamp_us=frame_timestamp_us,
-        frame_places=None if times is None else RowPlaces(lambda: memoryview(array("q", times))),
+        frame_places=places,
     )
 
 
@@ -63,7 +65,7 @@ class TestSerials:
             return memoryview(array("q", [1001, 1003, 1000, 1002]))
 
         places = RowPlaces(times)
-        calls = [replace(outcome(timestamp_us=at), frame_places=places) for at in (1000, 1002)]
+        calls = [outcome(timestamp_us=at, places=places) for at in (1000, 1002)]
         assert reads == []
         assert [call.serials() for call in calls] == [[52, 50], [53, 51]]
         assert reads == ["read"]
