@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.broker_process import run_command, stored
 from tests.support.sites import NAMES, Sites, three_sites, until
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("cluster")]
@@ -36,6 +37,21 @@ def test_a_site_that_was_away_or_lost_its_files_copies_from_another(tmp_path: Pa
         assert sites.rows(leader) == sites.rows(away) == sites.rows(other)
         assert sorted(sites.rows(leader)) == sorted(sites.acknowledged)
         assert len(sites.brokers[away].events("shard_copied")) == 2
+        _check_backup(tmp_path, away, sites.rows(leader))
+
+
+def _check_backup(directory: Path, name: str, rows: list[bytes]) -> None:
+    """Make a backup of a site while it runs, and a local database of it."""
+    file, restored = str(directory / "site.gz"), directory / "restored"
+    for words in (
+        ("backup", file, "--data", str(directory / name)),
+        ("restore", file, "--data", str(restored)),
+        ("cluster", "export-local", "--data", str(restored)),
+        ("append", "messages", "--data", str(restored)),
+    ):
+        done = run_command(*words, stdin=b'{"topic": "plant/x", "value": "after"}')
+        assert done.returncode == 0, done.stderr
+    assert [value for _, value in stored(restored)] == [*rows, b"after"]
 
 
 def _trim_away(sites: Sites, leader: str, away: str, prefix: bytes) -> None:

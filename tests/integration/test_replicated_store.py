@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from siltstone.errors import SiltstoneError, UsageError
-from siltstone.fs.memory import MemoryFileSystem
+from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
 from siltstone.store.log.read.pieces import Row
@@ -33,6 +33,11 @@ def until(holds: object, what: str) -> None:
     while not holds():
         assert time.monotonic() < deadline, what
         _NEVER.wait(0.002)
+
+
+def rows_of(database: Database) -> list[tuple[str, bytes]]:
+    batches = database.read("#", columns=["serial", "topic", "value"])
+    return [(row["topic"], row["value"]) for batch in batches for row in batch.to_pylist()]
 
 
 class Three:
@@ -107,8 +112,7 @@ class Three:
             ticket.wait(0)
 
     def rows(self, name: str) -> list[tuple[str, bytes]]:
-        batches = self.databases[name].read("#", columns=["serial", "topic", "value"])
-        return [(row["topic"], row["value"]) for batch in batches for row in batch.to_pylist()]
+        return rows_of(self.databases[name])
 
     def settle(self) -> None:
         """Wait until all sites have read everything."""
@@ -203,6 +207,50 @@ def test_without_a_cluster_a_replicated_database_is_only_read(three: Three) -> N
         database = store.database("m")
         with pytest.raises(UsageError):
             database.append([Row("t", b"x")])
+
+
+def test_without_a_cluster_a_replicated_database_can_be_made_a_local_one(three: Three) -> None:
+    three.lead("a")
+    three.append("a", b"1", b"2")
+    three.databases["a"].seal()
+    three.append("b", b"3")
+    three.settle()
+    log = three.sites["b"].attached["m", 0]
+    log.tick()
+    until(lambda: log.view.synced == log.view.progress.sequence, "b has synced")
+    before, identity = three.rows("b"), three.databases["b"].origin
+    files = three.files["b"].crash_clone()
+    with Store(PurePath("/store"), fs=files) as store:
+        assert store.make_local("m")
+        assert not store.make_local("m")
+        database = store.database("m")
+        assert (rows_of(database), database.origin) == (before, identity)
+        assert database.settings.backend == "local"
+        database.append([Row("t", b"x")]).wait()
+        database.seal()
+    with Store(PurePath("/store"), fs=files) as store:
+        assert rows_of(store.database("m")) == [*before, ("t", b"x")]
+        assert "replication" not in [entry.name for entry in files.list(PurePath("/store/data/m"))]
+
+
+@pytest.mark.parametrize("operations", range(12))
+def test_a_power_cut_leaves_a_replicated_or_a_local_database(three: Three, operations: int) -> None:
+    three.lead("a")
+    three.append("a", b"1", b"2")
+    three.settle()
+    log = three.sites["b"].attached["m", 0]
+    log.tick()
+    until(lambda: log.view.synced == log.view.progress.sequence, "b has synced")
+    before = three.rows("b")
+    files = three.files["b"].crash_clone()
+    store = Store(PurePath("/store"), fs=files)
+    files.operations_left = operations
+    with suppress(PowerCut):
+        store.make_local("m")
+    files = files.crash_clone()
+    with Store(PurePath("/store"), fs=files) as store:
+        store.make_local("m")
+        assert rows_of(store.database("m")) == before
 
 
 def test_generations_drops_and_settings_are_the_same_at_all_sites(three: Three) -> None:

@@ -53,6 +53,7 @@ from siltstone.store.last_seen import newest_row_us, read_last_seen, write_last_
 from siltstone.store.log.arguments import require_kind
 from siltstone.store.log.first_slab import create_slabs
 from siltstone.store.log.slab_names import holds_rows
+from siltstone.store.shard.replicated.exporting import make_local
 from siltstone.store.shard.replicated.port import Founding, Replication
 from siltstone.store.shard.shard import LEADING, READING, Role, Roles
 from siltstone.store.shard.shards import Shards
@@ -278,6 +279,20 @@ class Store:
                 # Another thread has created it meanwhile.
                 return self.database(name)
         return self.database(name)
+
+    def make_local(self, name: str) -> bool:
+        """Make a replicated database a local one; return whether it was replicated.
+
+        Only without a cluster, and before the database is opened. Raises: NotFoundError; UsageError
+        if it is open, or while a copy from another site is being installed.
+        """
+        with self._mutex:
+            self._check_writable()
+            if name not in self.names():
+                raise NotFoundError(f"database {name!r} does not exist in {self.path}")
+            if name in self._databases or self._cluster is not None:
+                raise UsageError(f"database {name!r} is in use")
+            return make_local(self._fs, self._paths.database(name))
 
     def drop(self, name: str) -> None:
         """Delete a database with all its rows. Raises: NotFoundError."""

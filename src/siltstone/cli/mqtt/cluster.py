@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from siltstone.cli.opening import open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import add_row, say, show, show_json, table
@@ -128,6 +129,29 @@ def forget(
     $ siltstone cluster forget b
     """
     _change(data, site, "gone")
+
+
+@app.command("export-local")
+def export_local(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Databases.", show_default="all replicated ones"),
+    ] = None,
+    data: Data = DATA_DEFAULT,
+) -> None:
+    """Make replicated databases local ones, in the directory of a stopped site or a backup of one.
+
+    They have what the site had. A directory that was exported does not belong to the cluster any
+    more.
+
+    $ siltstone cluster export-local --data restored
+    """
+    with open_writing(data) as store:
+        for name in names or store.names():
+            if store.make_local(name):
+                say(f"{name} is a local database now")
+            elif names:
+                say(f"{name} was a local database already")
 
 
 @app.command("move-shard")
