@@ -41,6 +41,8 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.IGNORECASE)
 _SHARD_DIGITS_MAX: Final = 9
 _RELATIVE: Final = re.compile(r"-\s*(\d.*)")
 _DURATIONS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+# How to accept that rows are missing: the option of a query, and the flag of `siltstone sql`.
+ACCEPT_LOSS: Final = "set failOnDataLoss=false (siltstone sql: --ignore-loss)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ class ReadOptions:
     partitions_min: int = 1
     fails_on_loss: bool = True
     # How the caller accepts losses, for messages.
-    accept_loss: str = "set failOnDataLoss=false"
+    accept_loss: str = ACCEPT_LOSS
     rows_per_trigger: int | None = None
     bytes_per_trigger: int | None = None
     rows_to_wait_for: int | None = None

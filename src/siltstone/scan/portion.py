@@ -12,7 +12,7 @@ import pyarrow as pa
 from siltstone.errors import NotFoundError, SlabDroppedError
 from siltstone.fs.api import FileSystem
 from siltstone.scan.columns.batches import batches
-from siltstone.scan.options import ReadOptions
+from siltstone.scan.options import ACCEPT_LOSS, ReadOptions
 from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.read.scan import Span
@@ -55,7 +55,7 @@ class Portion:
                 if fails_on_loss:
                     raise SlabDroppedError(
                         f"slab {run.slab} was dropped after the query was planned; run the query "
-                        "again, or set failOnDataLoss=false to skip its rows"
+                        f"again, or {ACCEPT_LOSS} to skip its rows"
                     ) from exc
 
     def batches(

@@ -86,9 +86,7 @@ def sql(
             with waiting("Running the query"):
                 answer = queries.run(spark, statement, rows_max=limit)
         except UsageError as exc:
-            told = (
-                str(exc).removesuffix(".").replace("set failOnDataLoss=false", "pass --ignore-loss")
-            )
+            told = str(exc).removesuffix(".")
             if node and _NOT_FOUND in told:
                 told = f"{told}; {_NO_TABLES}"
             raise UsageError(told) from exc

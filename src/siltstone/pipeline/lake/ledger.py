@@ -24,6 +24,7 @@ from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.pipeline.lake.rules import Rules, rules_from_json
+from siltstone.scan.options import ACCEPT_LOSS
 from siltstone.store.feed.position import Position
 from siltstone.store.slab.identity import UNIDENTIFIED
 
@@ -134,8 +135,7 @@ def read_ledger(
             return Ledger(position=Position({}, identity))
         raise UsageError(
             f"{directory} has the tables of an earlier database of this name, which was dropped: "
-            "rename or remove this directory, or set failOnDataLoss=false to read the present "
-            "database only"
+            f"rename or remove this directory, or {ACCEPT_LOSS} to read the present database only"
         )
     return ledger
 
