@@ -40,14 +40,23 @@ class StorageFullError(RetryError):
 class QuotaExceededError(RetryError):
     """The database may not grow further; drop sealed slabs or raise its quota."""
 
-    def __init__(self, database: str, *, used_bytes: int, quota_bytes: int) -> None:
+    def __init__(
+        self, database: str, *, used_bytes: int, quota_bytes: int, needed_bytes: int = 0
+    ) -> None:
+        if used_bytes < quota_bytes:
+            problem = "has no room for these rows in its quota"
+            sizes = f"used_bytes={used_bytes} needed_bytes={needed_bytes}"
+        else:
+            problem = "has reached its quota"
+            sizes = f"used_bytes={used_bytes}"
         super().__init__(
-            f"database {database!r} has reached its quota, drop sealed slabs or raise the quota: "
-            f"used_bytes={used_bytes} quota_bytes={quota_bytes}"
+            f"database {database!r} {problem}, drop sealed slabs or raise the quota: {sizes} "
+            f"quota_bytes={quota_bytes}"
         )
         self.database = database
         self.used_bytes = used_bytes
         self.quota_bytes = quota_bytes
+        self.needed_bytes = needed_bytes
 
 
 class OutcomeUnknownError(SiltstoneError):

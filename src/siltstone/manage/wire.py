@@ -105,6 +105,7 @@ def _facts(error: SiltstoneError) -> dict[str, Any]:
                 "database": error.database,
                 "used_bytes": error.used_bytes,
                 "quota_bytes": error.quota_bytes,
+                "needed_bytes": error.needed_bytes,
             }
         case PreconditionError():
             return {"unmet": [_unmet_fields(each) for each in error.unmet]}

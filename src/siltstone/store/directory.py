@@ -295,7 +295,8 @@ class Store:
             return make_local(self._fs, self._paths.database(name))
 
     def drop(self, name: str) -> None:
-        """Delete a database with all its rows. Raises: NotFoundError."""
+        """Delete a database with all its rows. Raises: NotFoundError, UsageError."""
+        require_kind("name", name, str, "text")
         with self._mutex:
             self._check_writable()
             if name not in self.names():
@@ -397,7 +398,8 @@ class Store:
         return {name: place for name, place in places.items() if has_begun(self._fs, place)}
 
     def drop_keyvalue(self, name: str) -> None:
-        """Delete a key-value database with all its rows. Raises: NotFoundError."""
+        """Delete a key-value database with all its rows. Raises: NotFoundError, UsageError."""
+        require_kind("name", name, str, "text")
         with self._mutex:
             self._check_writable()
             if name not in self.keyvalue_names():

@@ -32,6 +32,7 @@ UNMET = (
         errors.PoisonedError("failed"),
         errors.PreconditionError(UNMET),
         errors.QuotaExceededError("x", used_bytes=2, quota_bytes=1),
+        errors.QuotaExceededError("x", used_bytes=1, quota_bytes=2, needed_bytes=3),
         errors.RetryError("again"),
         errors.SlabDroppedError("dropped"),
         errors.StorageFullError(PurePath("/d"), needed_bytes=5),

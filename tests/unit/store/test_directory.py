@@ -689,3 +689,17 @@ def test_a_name_that_no_database_can_have_is_not_looked_for(name: str) -> None:
         store.create("messages")
         with pytest.raises(UsageError, match=r"^the name of a database must have 1 to 100"):
             store.database(name)
+
+
+@pytest.mark.parametrize("name", [5, None, b"messages"])
+def test_a_name_that_is_no_text_is_refused_by_every_call(name: Any) -> None:
+    with World().store() as store:
+        for call in (
+            store.create,
+            store.database,
+            store.drop,
+            store.keyvalue,
+            store.drop_keyvalue,
+        ):
+            with pytest.raises(UsageError, match="name must be text: type="):
+                call(name)

@@ -28,7 +28,9 @@ class Space:
         """
         quota = settings.quota_bytes
         if quota is not None and used_bytes + size_bytes > quota:
-            return QuotaExceededError(database, used_bytes=used_bytes, quota_bytes=quota)
+            return QuotaExceededError(
+                database, used_bytes=used_bytes, quota_bytes=quota, needed_bytes=size_bytes
+            )
         needed = max(settings.reserve_bytes, self.left_free_bytes) + size_bytes
         # The system call costs as much as a small flush, so it is repeated only after growth.
         if used_bytes != self._admitted_bytes or self._free_bytes < needed:

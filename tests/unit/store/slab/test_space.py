@@ -28,7 +28,14 @@ def refusal(space: Space, used_bytes: int, size_bytes: int) -> str:
 def test_a_quota_refuses_what_would_pass_it() -> None:
     space = Space(new_disk(100 * MIB), DIRECTORY)
     assert refusal(space, 49 * MIB, MIB) == ""
-    assert "drop sealed slabs or raise the quota" in refusal(space, 49 * MIB, MIB + 1)
+    assert refusal(space, 49 * MIB, MIB + 1) == (
+        "database 'messages' has no room for these rows in its quota, drop sealed slabs or raise "
+        "the quota: used_bytes=51380224 needed_bytes=1048577 quota_bytes=52428800"
+    )
+    assert refusal(space, 50 * MIB, 1) == (
+        "database 'messages' has reached its quota, drop sealed slabs or raise the quota: "
+        "used_bytes=52428800 quota_bytes=52428800"
+    )
 
 
 def test_what_others_need_stays_free_whatever_the_settings_say() -> None:
