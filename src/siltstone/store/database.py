@@ -67,7 +67,7 @@ from siltstone.store.log.write.partition import (
 from siltstone.store.shard.block_log import BlockLogs
 from siltstone.store.shard.compaction import Compaction
 from siltstone.store.shard.compactor import Compactor, Rewriter
-from siltstone.store.shard.retry_dropped import again_when_dropped
+from siltstone.store.shard.retry_dropped import retry_when_dropped
 from siltstone.store.shard.shards import Shards
 from siltstone.store.shard.upkeep import Dropping, Reclaimable
 from siltstone.store.slab.drops import DropLog
@@ -247,7 +247,7 @@ class Database:
         shard = self._writable().leader(shard_of(key, self.settings.shards))
         return shard.queue().committer.has_stored(name_key, sequence)
 
-    @again_when_dropped
+    @retry_when_dropped
     def streams(self, topic_filter: str = "#", since_us: int = 0) -> list[StreamRef]:
         """Return the streams that may hold rows of the filter at or after a time, oldest slab
         first.
@@ -276,7 +276,7 @@ class Database:
             ]
         return found
 
-    @again_when_dropped
+    @retry_when_dropped
     def iterator(
         self, stream: StreamRef, topic_filter: str = "#", since_us: int = 0
     ) -> StreamIterator:
@@ -304,7 +304,7 @@ class Database:
             identity=self.identity,
         )
 
-    @again_when_dropped
+    @retry_when_dropped
     def next(
         self, iterator: StreamIterator, rows_max: int = 1000, *, until_us: int | None = None
     ) -> Read:
@@ -346,7 +346,7 @@ class Database:
             status=found.status,
         )
 
-    @again_when_dropped
+    @retry_when_dropped
     def read(
         self,
         topic_filter: str = "#",
@@ -381,7 +381,7 @@ class Database:
             shards.setdefault(slab.id.shard, []).append((slab, slab.match(parsed), end))
         return read_in_time_order(list(shards.values()), span, columns, rows_max, report)
 
-    @again_when_dropped
+    @retry_when_dropped
     def explain(
         self, topic_filter: str = "#", *, since_us: int = 0, until_us: int | None = None
     ) -> ReadReport:
@@ -397,7 +397,7 @@ class Database:
             count_chosen(slab, slab.match(parsed), span, report)
         return report
 
-    @again_when_dropped
+    @retry_when_dropped
     def count(
         self, topic_filter: str = "#", *, since_us: int = 0, until_us: int | None = None
     ) -> int:
@@ -413,7 +413,7 @@ class Database:
             for slab in self._overlapping(since_us, until_us)
         )
 
-    @again_when_dropped
+    @retry_when_dropped
     def extents(self) -> list[SlabExtent]:
         """Return the serials of every slab at this moment: one consistent end for each shard."""
         self._shards.refresh()
@@ -488,19 +488,19 @@ class Database:
         """
         return listen(self._writable(), callback)
 
-    @again_when_dropped
+    @retry_when_dropped
     def slabs(self) -> list[SlabInfo]:
         """Return all slabs with their bounds and sizes."""
         self._shards.refresh()
         return [slab_info(slab, self._shards.slab_bytes(slab.id)) for slab in self._shards.all()]
 
-    @again_when_dropped
+    @retry_when_dropped
     def structure(self) -> list[StreamInfo]:
         """Return the learned structures of every slab with their numbers of rows."""
         self._shards.refresh()
         return [info for slab in self._shards.all() for info in stream_infos(slab)]
 
-    @again_when_dropped
+    @retry_when_dropped
     def holes(self, *, since_us: int = 0, until_us: int | None = None) -> list[Hole]:
         """Return the rows between two times that reads skip, because repair could not save them."""
         require_times(since_us, until_us)
@@ -510,7 +510,7 @@ class Database:
             hole for slab in self._overlapping(since_us, until_us) for hole in holes_of(slab, span)
         ]
 
-    @again_when_dropped
+    @retry_when_dropped
     def size_bytes(self) -> int:
         """Return the disk space of all slabs in bytes."""
         if self._keyed is not None:
@@ -540,7 +540,7 @@ class Database:
             )
         return self._writable().restart_times()
 
-    @again_when_dropped
+    @retry_when_dropped
     def newest_us(self) -> int:
         """Return the latest time of a row in the current slabs, or the start of the latest slab if
         it has no row.

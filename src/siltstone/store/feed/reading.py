@@ -31,7 +31,7 @@ from siltstone.store.segment.chain import SegmentHandle
 from siltstone.store.segment.index import FIRST_ROWS
 from siltstone.store.segment.table import TABLE_ROWS, FrameTable
 from siltstone.store.segment.view import FrameView
-from siltstone.store.shard.retry_dropped import again_when_dropped
+from siltstone.store.shard.retry_dropped import retry_when_dropped
 from siltstone.store.shard.shard import Role
 from siltstone.store.shard.shards import Shards
 from siltstone.store.slab.manifest import SlabId
@@ -164,12 +164,12 @@ class StoreSource:
         """Read from the disk what another process has written."""
         self._shards.refresh()
 
-    @again_when_dropped
+    @retry_when_dropped
     def ends(self) -> list[int]:
         """Return for each shard the serial after its last readable row."""
         return [shard.end() for shard in self._shards.listed()]
 
-    @again_when_dropped
+    @retry_when_dropped
     def followed_ends(self) -> list[int]:
         """Return the ends of the shards whose rows other processes write; 0 for the others."""
         return [shard.end() if shard.role is Role.READER else 0 for shard in self._shards.listed()]
@@ -182,7 +182,7 @@ class StoreSource:
         """Return the serial of a slab's first row. Raises: SlabDroppedError, NotFoundError."""
         return self._shards.slab(slab).record.first_serial
 
-    @again_when_dropped
+    @retry_when_dropped
     def position_at(self, since_us: int) -> Position:
         """Return for each shard the serial of the first frame with a row at or after a time."""
         serials = dict(enumerate(self.ends()))
@@ -195,7 +195,7 @@ class StoreSource:
                         serials[slab.id.shard] = index.serials[number]
         return Position(serials)
 
-    @again_when_dropped
+    @retry_when_dropped
     def read(
         self, shard: int, start: int, filters: list[TopicFilter], settings: FeedSettings
     ) -> Found:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 L = TypeVar("L", bound=Looks)
 
 
-def again_when_dropped(look: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
+def retry_when_dropped(look: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
     """Repeat a read as long as the manifest changes meanwhile."""
 
     @wraps(look)

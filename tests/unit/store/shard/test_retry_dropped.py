@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from siltstone.errors import CorruptionError, DiskError, NotFoundError, SlabDroppedError
-from siltstone.store.shard.retry_dropped import again_when_dropped
+from siltstone.store.shard.retry_dropped import retry_when_dropped
 from tests.support.builders import PATH
 
 ERRORS = (NotFoundError("gone"), SlabDroppedError("gone"), CorruptionError("gone", path=PATH))
@@ -26,7 +26,7 @@ class Looker:
             self._changes -= 1
             self._log.manifest += 1
 
-    @again_when_dropped
+    @retry_when_dropped
     def look(self, answer: str, *, twice: bool = False) -> str:
         self.looks += 1
         if self._errors:

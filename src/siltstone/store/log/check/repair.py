@@ -167,14 +167,14 @@ class _SlabMender:
                 if number < len(bases) and stop not in lost and self._put_away(stop):
                     del bases[number]
                     continue
-                self._bridge(self._reached, stop)
+                self._fill_gap(self._reached, stop)
                 bases.insert(number, self._reached)
             elif number == len(bases):
                 return before
             last = number == len(bases) - 1
             if bases[number] in lost:
                 after = lost[bases[number]].next_serial if last else bases[number + 1]
-                self._bridge(bases[number], after)
+                self._fill_gap(bases[number], after)
             expected = Expected(
                 identity=self._identity,
                 record=self._record,
@@ -368,7 +368,7 @@ class _SlabMender:
         self._write_hole(base, stop, closed=survey.expected.closed, counted=counted)
         self._tell(path, 0, f"{problem}; {lost}", f"a hole; kept as {kept}")
 
-    def _bridge(self, start: int, stop: int) -> None:
+    def _fill_gap(self, start: int, stop: int) -> None:
         """Replace a missing segment by a segment with one hole."""
         path = segment_path(self._place, start)
         move_aside(self._fs, path)
