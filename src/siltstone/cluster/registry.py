@@ -25,12 +25,11 @@ from nats.js.errors import (
     BucketNotFoundError,
     KeyNotFoundError,
     KeyWrongLastSequenceError,
-    NoKeysError,
 )
 from nats.js.kv import KeyValue
 
 from siltstone.clock import Clock
-from siltstone.cluster.shared_log import Connection, found_stream
+from siltstone.cluster.shared_log import Connection, ask, found_stream
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.store.shard.replicated.log import EPOCH
 from siltstone.store.shard.replicated.port import Founding
@@ -138,12 +137,20 @@ class Registry:
         return self._bucket
 
     async def databases(self) -> list[str]:
-        """Return the names of all databases. Raises: NatsError."""
-        try:
-            keys = await self.bucket.keys()
-        except NoKeysError:
-            return []
-        return [key.removeprefix("db.") for key in keys if key.startswith("db.")]
+        """Return the names of all databases. Raises: NatsError, ApiError."""
+        return await self._names("db")
+
+    async def _names(self, kind: str) -> list[str]:
+        """Return the names of all entries of a kind.
+
+        The keys of the bucket are the subjects of its stream. `KeyValue.keys` would create a
+        consumer, which all servers sync and which stays for some seconds: sites that ask all the
+        time fill the servers with consumers, until they refuse more.
+        """
+        prefix = f"$KV.{BUCKET}.{kind}."
+        request = {"subjects_filter": f"{prefix}>"}
+        info = await ask(self._connection.client, f"STREAM.INFO.KV_{BUCKET}", request)
+        return sorted(key.removeprefix(prefix) for key in info["state"].get("subjects") or ())
 
     async def database(self, name: str) -> Registered | None:
         """Return a database; None if there is none of this name. Raises: NatsError."""
@@ -205,13 +212,8 @@ class Registry:
         return True
 
     async def sites(self) -> dict[str, Site]:
-        """Return all sites by name. Raises: NatsError."""
-        try:
-            keys = await self.bucket.keys()
-        except NoKeysError:
-            return {}
-        names = sorted(key.removeprefix("site.") for key in keys if key.startswith("site."))
-        found = {name: await self._site(name) for name in names}
+        """Return all sites by name. Raises: NatsError, ApiError."""
+        found = {name: await self._site(name) for name in await self._names("site")}
         return {name: site for name, (site, _) in found.items() if site is not None}
 
     async def change_site(self, name: str, change: Callable[[Site | None], Site | None]) -> bool:

@@ -1,0 +1,76 @@
+"""The registry of a cluster, in the bucket of a real NATS server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path, PurePath
+
+import pytest
+from nats.aio.client import Client
+
+from siltstone.clock import SystemClock
+from siltstone.cluster.certificates import SiteCertificates
+from siltstone.cluster.nats_process import USER, NatsProcess
+from siltstone.cluster.registry import BUCKET, Registry
+from siltstone.cluster.settings import Address, ClusterSettings
+from siltstone.cluster.shared_log import Connection, ask
+from siltstone.errors import UsageError
+from siltstone.fs.posix import PosixFileSystem
+from siltstone.store.slab.settings import DatabaseSettings
+from tests.support.ports import free_port
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("cluster")]
+
+
+def test_reading_the_registry_leaves_nothing_in_the_servers(tmp_path: Path) -> None:
+    asyncio.run(_read(tmp_path))
+
+
+async def _read(directory: Path) -> None:
+    settings = ClusterSettings(
+        name="plant",
+        site="a",
+        seeds=(Address("127.0.0.1", free_port()),),
+        listen=None,
+        secret=b"the secret of this cluster",
+        directory=PurePath(directory),
+    )
+    files, clock = PosixFileSystem(), SystemClock()
+    certificates = SiteCertificates(
+        files,
+        settings.directory,
+        cluster=settings.name,
+        site=settings.site,
+        secret=settings.secret,
+        hosts=["127.0.0.1"],
+        given=None,
+    )
+    certificates.prepare(clock.now_us())
+    process = NatsProcess(files, settings, certificates)
+    ports = await process.start()
+    client = Client()
+    try:
+        await client.connect(
+            ports.client,
+            user=USER,
+            password=settings.password("client"),
+            tls=certificates.context,
+            tls_hostname="127.0.0.1",
+        )
+        connection = Connection()
+        connection.client = client
+        registry = Registry(connection, clock, replicas=1)
+        await registry.open("plant")
+        assert await registry.databases() == []
+        for name in ("one", "two"):
+            await registry.found(name, DatabaseSettings(backend="replicated"))
+        for _ in range(20):
+            assert await registry.databases() == ["one", "two"]
+            assert await registry.sites() == {}
+        info = await ask(client, f"STREAM.INFO.KV_{BUCKET}")
+        assert info["state"]["consumer_count"] == 0
+        with pytest.raises(UsageError, match="used by the cluster 'plant'"):
+            await Registry(connection, clock, replicas=1).open("other")
+        await client.close()
+    finally:
+        await process.stop()
