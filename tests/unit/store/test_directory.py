@@ -288,7 +288,7 @@ class TestSettings:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with World().store() as store:
-            database = store.create(NAME)
+            database = store.create(NAME, settings_of())
             # What was seen just before the other thread had created it.
             monkeypatch.setattr(store, "names", list)
             assert store.ensure(NAME) is database
@@ -686,7 +686,7 @@ def answered(look: Callable[[], object]) -> object:
 @pytest.mark.parametrize("name", ["a\0b", "../messages", "m" * 300, ""])
 def test_a_name_that_no_database_can_have_is_not_looked_for(name: str) -> None:
     with World().store() as store:
-        store.create("messages")
+        store.create("messages", settings_of())
         with pytest.raises(UsageError, match=r"^the name of a database must have 1 to 100"):
             store.database(name)
 
