@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, Final
 
 from siltstone.version import form
-from tests.support import form_brokers, form_log, form_packets, form_storage
+from tests.support import form_brokers, form_log, form_loop, form_packets, form_storage
 
 # Each subject, with the number of cases that takes as long as a thousand of the fastest subject.
 SUBJECTS: Final[dict[str, tuple[Callable[[Random], Any], int]]] = {
@@ -37,6 +37,8 @@ SUBJECTS: Final[dict[str, tuple[Callable[[Random], Any], int]]] = {
     "commits": (form_storage.commits, 10),
     "changes": (form_log.change_records, 500),
     "committer": (form_log.committer, 25),
+    "clock": (form_loop.clock, 250),
+    "shell": (form_loop.shell, 25),
     "queue": (form_log.queue, 25),
     "volatile": (form_brokers.volatile, 10),
     "memory": (form_brokers.memory, 10),
