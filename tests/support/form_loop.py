@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from siltstone.broker.listen.shell import LoopShell
 from siltstone.clock import GuardedClock, ManualClock, SystemClock
-from tests.support.form_packets import attempt
 
 Act = Callable[[], object]
 PATIENCE_SECONDS = 60.0
@@ -128,7 +127,6 @@ def clock(rng: Random) -> Any:
     real = SystemClock()
     since = real.now_us()
     told.append((real.passed_us(since) >= 0, len(real.held_us()), real.monotonic() > 0))
-    told.append(attempt(ManualClock, "yesterday"))
     return told
 
 
