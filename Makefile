@@ -73,6 +73,7 @@ bench: $(BUILT) $(PEERS)  ## measure against the speeds we promise, beside Mosqu
 	$(BIN)/python -m bench.pipeline
 	$(BIN)/python -m bench.topiclog
 	$(BIN)/python -m bench.snapshot
+	$(BIN)/python -m bench.cluster
 
 base: $(SYNCED)  ## build another version in build/base, to compare with: make base REF=<commit>
 	tools/base.sh $(REF)
