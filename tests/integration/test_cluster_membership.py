@@ -9,6 +9,9 @@ from typing import Any, Self
 
 import pytest
 
+from siltstone.fs.paths import StorePaths
+from siltstone.fs.posix import PosixFileSystem, absolute_path
+from siltstone.store.shard.replicated.mark_file import read_mark
 from tests.support.broker_process import run_command
 from tests.support.mqtt_socket import connected
 from tests.support.sites import NAMES, Sites, three_sites, until
@@ -100,6 +103,7 @@ def test_a_site_that_is_lost_is_forgotten_and_replaced(tmp_path: Path) -> None:
         _run(sites, leader, "join", "d")
         assert run_command("cluster", "status", "--ready", *_data(sites, "d")).returncode == 0
         lost = next(name for name in NAMES if name != leader)
+        sites.publish(lost, "early", [b"early"])
         refused = run_command("cluster", "forget", lost, *_data(sites, leader))
         assert refused.returncode == 2
         assert b"is running: use 'siltstone cluster leave" in refused.stderr
@@ -112,12 +116,24 @@ def test_a_site_that_is_lost_is_forgotten_and_replaced(tmp_path: Path) -> None:
         until(lambda: _shard(sites, leader)["in_sync"] == rest, "the new site took its place")
         until(lambda: _alarms(sites, leader) == set(), "the alarm is over")
         sites.publish("d", "last", [b"%d" % i for i in range(10)])
-        sites.wait_for_rows(10, *rest)
+        sites.wait_for_rows(11, *rest)
+        # The number of its calls is forgotten: only those of the running processes are left.
+        until(lambda: _producers(sites, "d") <= len(rest), "its producer is retired")
         # It may come back, and observes then.
         sites.start(lost)
-        sites.wait_for_rows(10, lost)
+        sites.wait_for_rows(11, lost)
         assert _role(sites, leader, lost) == "gone"
         assert _shard(sites, leader)["placed"] == rest
+
+
+def _producers(sites: Sites, name: str) -> int:
+    """Return how many producers the mark of a site has."""
+    place = StorePaths(absolute_path(sites.directory / name)).data / "messages"
+    marked = read_mark(PosixFileSystem(), place, 0)
+    assert marked is not None
+    entries = marked.producers.encode()
+    # The last byte of an entry is 2 if it is a RETIRE.
+    return sum(flag != 2 for flag in entries[24::25])
 
 
 def _alarms(sites: Sites, name: str) -> set[str]:

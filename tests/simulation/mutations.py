@@ -163,6 +163,12 @@ class ForgetsClosedProducers(Follower):
             self.producers._closed.clear()  # noqa: SLF001 -- what is broken here
 
 
+class ForgetsRetiredProducers(Follower):
+    def _count(self, sequence: int, message: Message, data: bytes, change: Change | None) -> None:
+        super()._count(sequence, message, data, change)
+        self.producers._retired.clear()  # noqa: SLF001 -- what is broken here
+
+
 class KeepsPartsOfOldTerms(Follower):
     def __init__(
         self, position: Position, producers: Producers, parts: tuple[bytes, ...] = ()
@@ -511,6 +517,13 @@ MUTATIONS = [
         "the others are removed at once",
         Kit(step=remove_at_once),
         71,
+        moves=True,
+    ),
+    mutation(
+        "a retired producer is refused for ever",
+        "it is forgotten",
+        following(ForgetsRetiredProducers),
+        38,
         moves=True,
     ),
     mutation(

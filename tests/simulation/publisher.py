@@ -12,6 +12,7 @@ from siltstone.store.writer.replication.actions import (
     Refused,
     Stored,
 )
+from siltstone.store.writer.replication.producers import make_producer
 from tests.simulation.requests import Request
 
 if TYPE_CHECKING:
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
 
 def producer_of(name: str, session: int) -> bytes:
-    return blake2b(f"{name}/{session}".encode(), digest_size=16).digest()
+    return make_producer(prefix_of(name), session)
+
+
+def prefix_of(name: str) -> bytes:
+    return blake2b(name.encode(), digest_size=8).digest()
 
 
 class Publisher:

@@ -18,6 +18,7 @@ from siltstone.store.writer.replication.sites.planning import (
     plan,
     successor,
 )
+from tests.simulation.publisher import prefix_of
 
 if TYPE_CHECKING:
     from tests.simulation.site import Site as SimulatedSite
@@ -103,6 +104,15 @@ class Roster:
         for other in world.sites:
             if other.name == name and not world.is_lost():
                 world.after(world.delay(), partial(other.asked_to_lead, term))
+
+    def retire(self, site: SimulatedSite) -> None:
+        """Let the leader forget the producers that were closed, and are used no more."""
+        for name, publisher in self._world.publishers.items():
+            last = publisher.session - (2 if publisher.settling else 1)
+            if last >= 0 and site.shard is not None:
+                actions = site.shard.retire(prefix_of(name), last)
+                self._world.seen["retire"] += bool(actions)
+                site.act(actions)
 
     def is_settled(self) -> bool:
         """Return whether every transition has ended, and the right site leads."""

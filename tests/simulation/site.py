@@ -353,6 +353,9 @@ class Site:
             if self.name not in world.placement.insync:
                 self.join()
             world.roster.plan(self)
+            world.roster.retire(self)
+            if self.shard is not shard or shard.leader is None:
+                return
         if self.has_network and world.rng.random() < 0.5:
             world.trim()
             for site in world.sites:

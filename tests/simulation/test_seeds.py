@@ -51,6 +51,7 @@ def test_the_runs_contain_what_they_are_about() -> None:
         "question",
         "refused",
         "removal",
+        "retire",
         "role draining",
         "role gone",
         "role leaving",

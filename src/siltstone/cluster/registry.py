@@ -285,13 +285,18 @@ def decode_placement(data: bytes) -> Placement:
 
 def encode_site(site: Site) -> bytes:
     """Return the bytes of an entry of the registry."""
-    return json.dumps({"role": site.role.value, "zone": site.zone}).encode()
+    values = {"role": site.role.value, "zone": site.zone, "producers": site.producers.hex()}
+    return json.dumps(values).encode()
 
 
 def decode_site(data: bytes) -> Site:
     """Return the site that an entry describes."""
     values = json.loads(data)
-    return Site(role=SiteRole(values["role"]), zone=values["zone"])
+    return Site(
+        role=SiteRole(values["role"]),
+        zone=values["zone"],
+        producers=bytes.fromhex(values.get("producers", "")),
+    )
 
 
 async def patiently(

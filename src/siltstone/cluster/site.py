@@ -44,6 +44,7 @@ from siltstone.cluster.sites.membership import (
     with_role,
 )
 from siltstone.cluster.sites.placing import Placing
+from siltstone.cluster.sites.producer_names import ProducerNames, ended_producers
 from siltstone.cluster.sites.scrubber import Scrubber
 from siltstone.cluster.sites.seen import AWAY_SECONDS, Peer, SiteShard, key_of
 from siltstone.cluster.sites.state import state_of
@@ -137,6 +138,7 @@ class ClusterSite:
         self._opened: set[str] = set()
         self._placing = Placing(settings, self._shards, self._peers, self._loop)
         self._alarms = AlarmWatch()
+        self._producers = ProducerNames(fs, settings.directory)
         self._copier = Copier(settings, self._shards, self._peers, self._ask_for_copy, self._loop)
         self._scrubber = Scrubber(
             settings, self._shards, self._placing, self._ask_for_copy, self._copier
@@ -174,8 +176,8 @@ class ClusterSite:
         return secrets.randbits(63)
 
     def producer(self) -> bytes:
-        """Return a random name."""
-        return secrets.token_bytes(16)
+        """Return a name that no other producer has, or had."""
+        return self._producers.take()
 
     def attach(self, shard: ReplicatedLog) -> None:
         self._soon(self._attach, shard)
@@ -471,6 +473,7 @@ class ClusterSite:
                 "site": self.site,
                 "reads": VERSION,
                 "clock_us": self._clock.now_us(),
+                "producers": [self._producers.site.hex(), self._producers.base],
                 "shards": shards,
                 "stopping": self._placing.is_stopping,
             }
@@ -529,13 +532,15 @@ class ClusterSite:
             reads = int(values.get("reads", 1))
             now_wall_us = self._clock.now_us()
             skew_us = int(values.get("clock_us", now_wall_us)) - now_wall_us
+            names, base = values.get("producers", ("", -1))
+            producers = (bytes.fromhex(names), int(base)) if names and base >= 0 else None
         except (ValueError, KeyError, TypeError):
             return
         if site == self.site:
             return
         now_us = _now_us()
         self._peers[site] = Peer(
-            self._loop.time(), shards, bool(values.get("stopping")), reads, skew_us
+            self._loop.time(), shards, bool(values.get("stopping")), reads, skew_us, producers
         )
         for key, theirs in shards.items():
             shard = self._shards.get(key)
@@ -571,6 +576,7 @@ class ClusterSite:
                 for key, shard in list(self._shards.items()):
                     placing = self._placing.place(self._registry, key, shard)
                     await asyncio.wait_for(placing, _TIDY_LIMIT)
+                self._retire()
                 await self._open_databases()
                 self._problem = ""
             except (TimeoutError, NatsError, ApiError, OSError) as exc:
@@ -579,8 +585,10 @@ class ClusterSite:
     async def _read_sites(self, registry: Registry) -> None:
         """Read what the sites have agreed on about each other; enter this site if it is new."""
         sites = await registry.sites()
-        if not is_entered(sites.get(self.site), self._settings):
-            await registry.change_site(self.site, partial(entered, settings=self._settings))
+        producers = self._producers.site
+        if not is_entered(sites.get(self.site), self._settings, producers):
+            enter = partial(entered, settings=self._settings, producers=producers)
+            await registry.change_site(self.site, enter)
             sites = await registry.sites()
         left = [
             name
@@ -595,6 +603,17 @@ class ClusterSite:
             if await registry.change_site(name, has_left):
                 log(_LOG, logging.INFO, "site_left", site=name)
         self._placing.sites = sites
+
+    def _retire(self) -> None:
+        """Let the shards that this site leads forget the producers of processes that have ended."""
+        ended = ended_producers(
+            self._placing.sites,
+            [(self._producers.site, self._producers.base)],
+            [peer.producers for peer in self._peers.values()],
+        )
+        for shard in self._shards.values():
+            if shard.log.view.leads:
+                shard.log.retire(ended)
 
     # Handing over
 

@@ -20,15 +20,15 @@ _MAY: Final[Mapping[SiteRole, frozenset[SiteRole]]] = {
 }
 
 
-def is_entered(site: Site | None, settings: ClusterSettings) -> bool:
-    """Return whether the registry knows a site as its settings describe it."""
-    return site is not None and site.zone == settings.zone
+def is_entered(site: Site | None, settings: ClusterSettings, producers: bytes) -> bool:
+    """Return whether the registry knows a site as it is now."""
+    return site is not None and (site.zone, site.producers) == (settings.zone, producers)
 
 
-def entered(site: Site | None, *, settings: ClusterSettings) -> Site:
+def entered(site: Site | None, *, settings: ClusterSettings, producers: bytes) -> Site:
     """Return the entry of a site that starts: one with a shared log is a member at once."""
     role = SiteRole.MEMBER if settings.keeps_logs else SiteRole.OBSERVER
-    return replace(site or Site(role=role), zone=settings.zone)
+    return replace(site or Site(role=role), zone=settings.zone, producers=producers)
 
 
 def has_left(site: Site | None) -> Site | None:

@@ -49,6 +49,8 @@ class Peer:
     reads: int = 1
     # Its wall time minus ours, when it was heard.
     skew_us: int = 0
+    # The first bytes of its producers, and the first number of its process.
+    producers: tuple[bytes, int] | None = None
 
 
 @dataclass(slots=True)

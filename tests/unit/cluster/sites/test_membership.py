@@ -42,16 +42,19 @@ def facts(alive: str = "abcd") -> Facts:
 
 
 def test_a_site_of_the_seeds_is_a_member_and_another_one_begins_as_an_observer() -> None:
-    assert entered(None, settings=settings(SEEDS[0])) == Site()
+    assert entered(None, settings=settings(SEEDS[0]), producers=b"") == Site()
     elsewhere = settings(Address("127.0.0.1", 7500), "x")
-    assert entered(None, settings=elsewhere) == Site(role=SiteRole.OBSERVER, zone="x")
+    assert entered(None, settings=elsewhere, producers=b"") == Site(
+        role=SiteRole.OBSERVER, zone="x"
+    )
 
 
 def test_a_site_that_starts_again_keeps_its_role_and_may_have_another_zone() -> None:
     known = Site(role=SiteRole.DRAINING, zone="x")
-    assert is_entered(known, settings(SEEDS[0], "x"))
-    assert not is_entered(known, settings(SEEDS[0], "y"))
-    assert entered(known, settings=settings(SEEDS[0], "y")) == Site(
+    assert is_entered(known, settings(SEEDS[0], "x"), b"")
+    assert not is_entered(known, settings(SEEDS[0], "y"), b"")
+    assert not is_entered(known, settings(SEEDS[0], "x"), b"others")
+    assert entered(known, settings=settings(SEEDS[0], "y"), producers=b"") == Site(
         role=SiteRole.DRAINING, zone="y"
     )
 

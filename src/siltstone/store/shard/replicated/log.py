@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from threading import Condition, get_ident
@@ -108,7 +108,16 @@ class _Ask:
     then: Callable[[Offer | None], None]
 
 
-_Event = _Message | Bounds | Progress | _Claim | _Tick | _Ask
+@dataclass(frozen=True, slots=True)
+class _Retire:
+    """Processes of sites have ended: the first bytes of their producers, and up to which number;
+    None: all that are known.
+    """
+
+    ended: tuple[tuple[bytes, int | None], ...]
+
+
+_Event = _Retire | _Message | Bounds | Progress | _Claim | _Tick | _Ask
 
 
 class Files:
@@ -248,6 +257,10 @@ class ReplicatedLog:
         """Ask to lead."""
         self._put(_Claim())
 
+    def retire(self, ended: Iterable[tuple[bytes, int | None]]) -> None:
+        """If this site leads, forget the producers of processes that have ended."""
+        self._put(_Retire(tuple(ended)))
+
     def tick(self) -> None:
         """Store what waits, write the mark if it is due, and send calls again."""
         self._put(_Tick())
@@ -381,12 +394,13 @@ class ReplicatedLog:
             raise UsageError("this is not possible in a replicated database yet")
         if core.leader is None or self._unstored is not None:
             raise NotLeaderError(f"this site does not lead shard {self.shard}")
+        self._stored = self._deposed = self._lost = False
+        self._wait_for_room(core)
         if isinstance(record, FrameRecord):
             # The shared log syncs the rows, so readers see none that could be lost.
             record.wants_sync = True
             self._admit(record)
         self._committing = (record, replica)
-        self._stored = self._deposed = self._lost = False
         try:
             self._do(core.freeze(MessageKind(record.kind), payload_of(record)))
             while not self._stored:
@@ -398,6 +412,13 @@ class ReplicatedLog:
         finally:
             self._committing = None
             self._show()
+
+    def _wait_for_room(self, core: ReplicatedShard) -> None:
+        """Wait until what this leader published on its own account has counted."""
+        while core.leader is not None and core.leader.under_way():
+            self._wait_for_event(core)
+        if core.leader is None:
+            raise NotLeaderError(f"this site does not lead shard {self.shard}")
 
     def _wait_for_event(self, core: ReplicatedShard) -> None:
         event = self._next(AGAIN_SECONDS)
@@ -509,6 +530,11 @@ class ReplicatedLog:
                 self._mark()
             case _Ask():
                 event.then(self._offer())
+            case _Retire():
+                producers = core.follower.producers
+                for site, known in event.ended:
+                    number = producers.newest(site) if known is None else known
+                    self._do(core.retire(site, number))
 
     def _offer(self) -> Offer | None:
         """Return what another site may copy; None if the mark cannot be written now."""

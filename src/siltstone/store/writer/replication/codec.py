@@ -5,7 +5,7 @@
     8   4  length of the message, header included
     12  1  version: 1
     13  1  kind: 1 ROWS, 2 ROLL, 3 GENERATION, 4 DROP, 5 SETTINGS, 6 KV, 7 TERM, 8 GENESIS, 9 FENCE,
-           10 BARRIER
+           10 BARRIER, 11 RETIRE
     14  2  number of this part, from 1
     16  2  number of parts
     18  2  zero
@@ -22,9 +22,10 @@ index, seen, chain and root; TERM uses term and root. Neither has parts.
 
 The body of GENESIS is the database (16 bytes), the shard (u32) and the nonce (16 bytes). The body
 of TERM is the boot (u64) and the site (UTF-8, 1 to 255 bytes). The body of FENCE is the producer
-(16 bytes). A BARRIER has none. The body of ROWS and KV is the number of calls (u32), the calls
-(producer 16 bytes, number u64, previous u64), and the payload. All others have the payload only.
-A large body is cut into parts: the bodies of the parts, joined, are the body.
+(16 bytes). That of RETIRE is the first 8 bytes of the producers of a site, and a number (u64). A
+BARRIER has none. The body of ROWS and KV is the number of calls (u32), the calls (producer 16
+bytes, number u64, previous u64), and the payload. All others have the payload only. A large body
+is cut into parts: the bodies of the parts, joined, are the body.
 
 A message has one encoding: decoding accepts the bytes that encoding makes, and no others. Two
 errors tell the caller what to do. Damaged bytes can be fetched again from another copy of the log.
@@ -211,7 +212,7 @@ def decode_change(kind: int, body: bytes) -> Change:
             f"the record has an unknown kind, upgrade this site: kind={kind}"
         )
     known = MessageKind(kind)
-    if known in WHOLE_KINDS and len(body) != (DIGEST_BYTES if known is MessageKind.FENCE else 0):
+    if known in WHOLE_KINDS and len(body) != (0 if known is MessageKind.BARRIER else DIGEST_BYTES):
         raise UnreadableRecordError(
             f"the body of a {known.name} has a wrong length: size_bytes={len(body)}"
         )

@@ -40,7 +40,7 @@ from siltstone.store.writer.replication.messages import (
     Place,
     Record,
 )
-from siltstone.store.writer.replication.producers import Producers
+from siltstone.store.writer.replication.producers import Producers, make_producer
 from siltstone.store.writer.replication.rule import Position, link
 
 # Records under way: 4 for rows; key-value shards use 1, because their checks need what counted.
@@ -166,6 +166,12 @@ class Leader:
         self._ahead_closed.add(producer)
         self._closings.append(waiting)
         return self.freeze_waiting()
+
+    def retire(self, site: bytes, number: int) -> list[Action]:
+        """Close all producers of a site up to a number, if there is an entry of one and room."""
+        if self._admitted or not self.room() or not self._producers.retirable(site, number):
+            return []
+        return self._freeze(MessageKind.RETIRE, [make_producer(site, number)], [])
 
     def ask(self, request: int) -> list[Action]:
         """Confirm, when a BARRIER published after this question has counted, that we lead."""

@@ -1,8 +1,9 @@
 """The messages of a shared log: the history of one replicated shard, in the order of the log.
 
 A GENESIS opens the log. A TERM makes a site the leader. Everything else is a record of a leader:
-rows, key-value changes, changes of slabs and settings, a FENCE that closes a producer, or a BARRIER
-that changes nothing. Every message is a value that never changes after it was published.
+rows, key-value changes, changes of slabs and settings, a FENCE that closes a producer, a RETIRE
+that closes all producers of a site up to a number, or a BARRIER that changes nothing. Every message
+is a value that never changes after it was published.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ class MessageKind(IntEnum):
     GENESIS = 8
     FENCE = 9
     BARRIER = 10
+    RETIRE = 11
 
 
 # The kinds that carry the calls of producers.
 CALL_KINDS: Final = frozenset({MessageKind.ROWS, MessageKind.KV})
 # The kinds that never have parts.
-WHOLE_KINDS: Final = frozenset({MessageKind.FENCE, MessageKind.BARRIER})
+WHOLE_KINDS: Final = frozenset({MessageKind.FENCE, MessageKind.BARRIER, MessageKind.RETIRE})
 # The kinds of records: every kind that only a leader publishes.
 RECORD_KINDS: Final = frozenset(MessageKind) - {MessageKind.TERM, MessageKind.GENESIS}
 

@@ -146,7 +146,7 @@ def _judge_kind(position: Position, message: Record) -> Judgement:
     if message.kind not in RECORD_KINDS:
         return _stop(f"the record has an unknown kind, upgrade this site: {message.kind}", position)
     if message.kind in WHOLE_KINDS:
-        return COUNTS if message.parts == 1 else _stop("a FENCE or BARRIER has parts", position)
+        return COUNTS if message.parts == 1 else _stop("a record that is whole has parts", position)
     if message.part != position.parts + 1:
         return _stop(f"part {message.part} does not follow part {position.parts}", position)
     unfinished = (position.parts_kind, position.parts_all)

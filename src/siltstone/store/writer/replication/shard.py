@@ -213,6 +213,10 @@ class ReplicatedShard:
             return [self._no_leader(request)]
         return self.leader.close(request, producer)
 
+    def retire(self, site: bytes, number: int) -> list[Action]:
+        """Close all producers of a site up to a number, while this site leads."""
+        return [] if self.leader is None else self.leader.retire(site, number)
+
     def ask(self, request: int) -> list[Action]:
         """Answer when it is certain that this site still leads."""
         if self.leader is None:

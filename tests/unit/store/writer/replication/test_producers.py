@@ -6,7 +6,7 @@ import pytest
 
 from siltstone.store.writer.replication.codec import UnreadableRecordError
 from siltstone.store.writer.replication.messages import Call, Change, MessageKind
-from siltstone.store.writer.replication.producers import Producers
+from siltstone.store.writer.replication.producers import Producers, make_producer
 
 P, Q, R = b"p" * 16, b"q" * 16, b"r" * 16
 
@@ -41,3 +41,41 @@ def test_a_table_decodes_to_itself() -> None:
 def test_a_cut_table_is_refused() -> None:
     with pytest.raises(UnreadableRecordError, match="table of producers is cut: size_bytes=74"):
         Producers.decode(table().encode()[:-1])
+
+
+def _retired(table: Producers, site: bytes, number: int) -> None:
+    payload = make_producer(site, number)
+    table.count(Change(kind=MessageKind.RETIRE, calls=(), payload=payload))
+
+
+def test_a_retire_closes_all_producers_of_a_site_up_to_a_number() -> None:
+    table = Producers()
+    names = [make_producer(b"site one", number) for number in (1, 2, 9)]
+    other = make_producer(b"site two", 1)
+    calls = tuple(Call(producer=name, number=5, previous=0) for name in (*names, other))
+    table.count(Change(kind=MessageKind.ROWS, calls=calls, payload=b""))
+    assert table.newest(b"site one") == 9
+    assert table.newest(b"nowhere!") == -1
+    assert table.retirable(b"site one", 2)
+    assert not table.retirable(b"site one", 0)
+    _retired(table, b"site one", 2)
+    assert [table.last(name) for name in (*names, other)] == [0, 0, 5, 5]
+    assert [table.is_closed(name) for name in (*names, other)] == [True, True, False, False]
+    assert table.is_closed(make_producer(b"site one", 0))
+    assert not table.retirable(b"site one", 2)
+    # An earlier RETIRE that counts later opens nothing again.
+    _retired(table, b"site one", 1)
+    assert table.is_closed(names[1])
+
+
+def test_a_retire_is_in_the_table_that_is_saved() -> None:
+    table = Producers()
+    name = make_producer(b"site one", 7)
+    call = Call(producer=name, number=5, previous=0)
+    table.count(Change(kind=MessageKind.ROWS, calls=(call,), payload=b""))
+    _retired(table, b"site one", 7)
+    again = Producers.decode(table.encode())
+    assert again.encode() == table.encode()
+    assert len(again.encode()) == 25
+    assert again.is_closed(name)
+    assert not again.is_closed(make_producer(b"site one", 8))

@@ -44,10 +44,14 @@ class SiteRole(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A site, as all sites have agreed on it. Sites of one zone may fail together."""
+    """A site, as all sites have agreed on it. Sites of one zone may fail together.
+
+    `producers` has the first bytes of the names of its producers.
+    """
 
     role: SiteRole = SiteRole.MEMBER
     zone: str = ""
+    producers: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
