@@ -115,3 +115,37 @@ def test_a_table_may_reject_what_drifts_and_nothing_of_the_batch_is_there(
     rules.write_text(rules.read_text("utf-8").replace('"reject"', '"rescue"'), "utf-8")
     assert tier_all(path) == 2
     assert read_table(path, TABLE).num_rows == 3
+
+
+NEIGHBOURS = [
+    *('{"v": NaN}', '{"v": "offline"}', '{"v": 1e400}', '{"v": 7}', '{"v": true}', '{"v": [1]}'),
+    *('{"v": 1, "v": 2}', f'{{"v": {"9" * 40}}}', "offline", "", '{"v": null}', '{"v": -0}'),
+]
+
+
+@pytest.mark.parametrize("drift", ["rescue", "dead_letter"])
+def test_a_row_is_tiered_alike_in_a_batch_of_its_own_and_among_neighbours(
+    tmp_path: Path, drift: str
+) -> None:
+    found: list[dict[str, list[dict[str, object]]]] = []
+    for number, rows_per_batch in enumerate((1, 5, 1000)):
+        path = tmp_path / str(number)
+        with siltstone.open(path) as store:
+            database = store.create("messages", settings_of())
+            append(database, *['{"v": 1.5}'] * 9)
+            tier_all(path)
+            set_drift(path, drift)
+            append(database, *NEIGHBOURS)
+            assert tier_all(path, rows_per_batch=rows_per_batch) == len(NEIGHBOURS)
+        found.append({name: rows_of_table(path, name) for name in tables_of(path)})
+    assert found[0] == found[1] == found[2]
+    assert sum(map(len, found[0].values())) == 9 + len(NEIGHBOURS)
+
+
+def rows_of_table(path: Path, name: str) -> list[dict[str, object]]:
+    """Return the rows of a table by serial, without their times; NaN is equal to NaN."""
+    rows = read_table(path, name).to_pylist()
+    return [
+        {key: repr(value) for key, value in row.items() if key not in ("timestamp", "date")}
+        for row in sorted(rows, key=lambda row: row["serial"])
+    ]
