@@ -136,6 +136,8 @@ def outcomes(*calls: Note) -> list[str]:
             found.append(type(exc).__name__)
         else:
             found.append("stored")
+        # A wait that ends by its timeout has an unknown outcome, too.
+        assert call.promise.done
     return found
 
 
@@ -370,6 +372,24 @@ def test_maintenance_that_fails_is_logged_once_and_the_writer_goes_on(
             submit(writer, call)
             assert outcomes(call) == ["stored"]
     assert [record.message for record in caplog.records] == ["shard_upkeep_failed"]
+
+
+def test_maintenance_that_fails_again_after_it_succeeded_is_logged_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(Notes):
+        def look_after(self) -> None:
+            super().look_after()
+            if self.commits[-1:] != [["fine"]]:
+                raise StorageFullError(PurePath("p"))
+
+    with writing(Failing()) as writer:
+        for name in ("a", "b", "fine", "c", "d"):
+            submit(writer, call := Note(name))
+            assert outcomes(call) == ["stored"]
+            # The maintenance follows the commit.
+            writer.order(lambda: None).wait(10)
+    assert [record.message for record in caplog.records] == ["shard_upkeep_failed"] * 2
 
 
 def test_a_call_that_waits_for_room_gets_the_room_of_a_withdrawn_one() -> None:
