@@ -32,6 +32,7 @@ EDGES = {
     "cluster/opening.py",
     "flight/client.py",
     "pipeline/answers.py",
+    "pipeline/catalog.py",
     "pipeline/jobs/audit.py",
     "pipeline/jobs/learn.py",
     "pipeline/jobs/rollup.py",

@@ -275,7 +275,12 @@ def soak(path: Path, *, seconds: float, rate: float, kills: int, seed: int = 1) 
         stop.set()
         for thread in threads:
             thread.join(60)
-        broker.stop()
+        # The job may take its time for the batch.
+        broker.terminate()
+        for _ in range(6):
+            with suppress(subprocess.TimeoutExpired):
+                broker.wait_for_status()
+                break
     finish = [*COMMAND, "pipeline", "tier", "--data", str(path), "--master", "local[2]"]
     done = subprocess.run(finish, capture_output=True, check=False, env=clean_environment())
     assert done.returncode == 0, done.stderr.decode()

@@ -1,6 +1,7 @@
 """The store as a Spark table: only the public names."""
 
 from siltstone.pipeline.answers import count, explain
+from siltstone.pipeline.catalog import attach
 from siltstone.pipeline.source.source import SiltstoneSource, register
 from siltstone.pipeline.spark.session import start_session
 from siltstone.pipeline.table import lake_table, lake_tables, table
@@ -10,6 +11,7 @@ __all__ = [
     "SiltstoneSource",
     "StreamProgress",
     "Watch",
+    "attach",
     "count",
     "explain",
     "lake_table",

@@ -47,6 +47,7 @@ from siltstone.pipeline.source.schema import arrow_schema, spark_schema
 from siltstone.pipeline.spark.worker import one_line_errors, spare_collections
 from siltstone.scan.offsets import Loss, bounds_of, find_losses
 from siltstone.scan.options import ReadOptions, parse_options, parse_time
+from siltstone.scan.portion import Readable
 from siltstone.scan.survey import (
     find_database,
     opened,
@@ -131,19 +132,7 @@ def lake_table(spark: SparkSession, path: str, name: str, *, database: str = "")
     fs = PosixFileSystem()
     seam = find_seam(fs, ReadOptions(path=path, database=database))
     place = seam.lake / name
-    tables = present_tables(fs, seam.lake)
-    if name not in tables:
-        there = ", ".join(tables) or "none"
-        moved = read_rewrites(fs, seam.lake).target(name)
-        found = f"its rows are in table {moved}" if moved else f"found: {there}"
-        raise NotFoundError(f"unknown table {name!r} in {seam.lake} ({found})")
-    while True:
-        rewrites = read_rewrites(fs, seam.lake)
-        version = rewrites.versions.get(name)
-        files = list_files(place, version)
-        columns = open_table(place, version).schema().to_json()
-        if read_rewrites(fs, seam.lake).stage == rewrites.stage:
-            break
+    files, columns = table_files(fs, seam, name)
     schema = StructType.fromJson(json.loads(columns))
     reader = spark.read.schema(schema).option("basePath", str(place))
     whole, partly = files, list[LakeFile]()
@@ -162,6 +151,24 @@ def lake_tables(path: str, *, database: str = "") -> list[str]:
     """Return the names of the tables in a lake."""
     fs = PosixFileSystem()
     return present_tables(fs, find_seam(fs, ReadOptions(path=path, database=database)).lake)
+
+
+def table_files(fs: FileSystem, seam: Seam, name: str) -> tuple[list[LakeFile], str]:
+    """Return the files and the columns of a table. Raises: NotFoundError."""
+    place = seam.lake / name
+    tables = present_tables(fs, seam.lake)
+    if name not in tables:
+        there = ", ".join(tables) or "none"
+        moved = read_rewrites(fs, seam.lake).target(name)
+        found = f"its rows are in table {moved}" if moved else f"found: {there}"
+        raise NotFoundError(f"unknown table {name!r} in {seam.lake} ({found})")
+    while True:
+        rewrites = read_rewrites(fs, seam.lake)
+        version = rewrites.versions.get(name)
+        files = list_files(place, version)
+        columns = open_table(place, version).schema().to_json()
+        if read_rewrites(fs, seam.lake).stage == rewrites.stage:
+            return files, columns
 
 
 def row_files(fs: FileSystem, seam: Seam) -> dict[str, list[LakeFile]]:
@@ -283,12 +290,8 @@ def _column(name: str) -> Column:
     return F.coalesce(name, F.split("topic", "/", -1)).alias(name)
 
 
-def _live_rows(spark: SparkSession, fs: FileSystem, options: ReadOptions, seam: Seam) -> DataFrame:
-    """Return the rows after the seam, planned in this process.
-
-    A map over Arrow batches is used instead of the Python source: Spark copies every row of a
-    Python source once more, and plans it in two other processes.
-    """
+def live_portions(fs: FileSystem, options: ReadOptions, seam: Seam) -> Sequence[Readable]:
+    """Return the parts of the rows after the seam, planned in this process."""
     starts, stops = _ends_of(seam.live)
     asked = replace(options, database=seam.database)
     with opened(fs, asked) as database:
@@ -297,7 +300,17 @@ def _live_rows(spark: SparkSession, fs: FileSystem, options: ReadOptions, seam: 
         extents = database.extents()
         losses = find_losses(starts, stops, extents)
         refuse_losses([loss for loss in losses if loss not in seam.gone], asked)
-        portions = plan_between(database, asked, starts, stops, extents).partitions
+        return plan_between(database, asked, starts, stops, extents).partitions
+
+
+def _live_rows(spark: SparkSession, fs: FileSystem, options: ReadOptions, seam: Seam) -> DataFrame:
+    """Return the rows after the seam.
+
+    A map over Arrow batches is used instead of the Python source: Spark copies every row of a
+    Python source once more, and plans it in two other processes.
+    """
+    asked = replace(options, database=seam.database)
+    portions = live_portions(fs, asked, seam)
     schema = spark_schema(options.columns)
     if not portions:
         return spark.createDataFrame([], schema)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StringType, StructType
 
+from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline.infer import infer_type
+from siltstone.pipeline.source.lake_reader import LakeReader, lake_schema
 from siltstone.pipeline.source.origins import origin_of
 from siltstone.pipeline.source.reader import SiltstoneReader
 from siltstone.pipeline.source.schema import schema_ddl, spark_schema, type_ddl
@@ -41,7 +43,9 @@ class SiltstoneSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._given = dict(options)
+        given = dict(options)
+        self._table = given.pop("table", "")
+        self._given = given
 
     @cached_property
     def parsed(self) -> ReadOptions:
@@ -58,6 +62,8 @@ class SiltstoneSource(DataSource):
         """Return the requested columns, with the payload decoded as requested."""
         spare_collections()
         options = self.parsed
+        if self._table:
+            return lake_schema(PosixFileSystem(), options, self._table)
         if options.decode == "raw" or PAYLOAD not in options.columns:
             return spark_schema(options.columns)
         if options.decode == "utf8":
@@ -67,14 +73,18 @@ class SiltstoneSource(DataSource):
         return schema_ddl(options.columns, type_ddl(_inferred(options)))
 
     @one_line_errors()
-    def reader(self, schema: StructType) -> SiltstoneReader:
+    def reader(self, schema: StructType) -> SiltstoneReader | LakeReader:
         """Return the reader of a batch query."""
         spare_collections()
+        if self._table:
+            return LakeReader(self.parsed, self._table, schema, PosixFileSystem())
         return SiltstoneReader(self.parsed, schema, PosixFileSystem())
 
     @one_line_errors()
     def streamReader(self, schema: StructType) -> SiltstoneStreamReader:
         """Return the reader of a streaming query."""
+        if self._table:
+            raise UsageError("option table is for batch queries; leave it out to stream the store")
         return SiltstoneStreamReader(self.parsed, schema, PosixFileSystem())
 
     @one_line_errors()
