@@ -37,7 +37,7 @@ from siltstone.clock import SystemClock
 from siltstone.cluster.opening import make_site
 from siltstone.cluster.site import ClusterSite
 from siltstone.errors import SiltstoneError
-from siltstone.fs.posix import process_arguments, send_signal
+from siltstone.fs.process import process_arguments, send_signal
 from siltstone.store.directory import Store, open_store
 from siltstone.version import __version__, form
 
