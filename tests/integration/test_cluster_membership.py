@@ -93,6 +93,27 @@ def test_a_drain_moves_the_leader_and_a_fourth_site_joins_and_replaces_one(
             assert broker.events("shard_stopped") == []
 
 
+def test_a_leader_that_is_stopped_hands_over_first(tmp_path: Path) -> None:
+    with three_sites(tmp_path) as sites:
+        sites.start()
+        leader = sites.wait_for_leader(*NAMES)
+        until(lambda: _shard(sites, leader)["in_sync"] == list(NAMES), "all are in sync")
+        client = next(name for name in NAMES if name != leader)
+        with Steady(sites, client) as steady:
+            until(lambda: len(steady.sent) > 20, "some are acknowledged")
+            sites.brokers[leader].terminate()
+            assert sites.brokers[leader].wait_for_status() == 0
+            before = len(steady.sent)
+            until(lambda: len(steady.sent) > before + 20, "more are acknowledged")
+        handed = sites.brokers[leader].events("shard_handed_over")
+        assert [each["shard"] for each in handed[:1]] == [SHARD]
+        assert len(sites.brokers[leader].events("shard_stepped_down")) == 1
+        rest = [name for name in NAMES if name != leader]
+        sites.wait_for_rows(len(sites.acknowledged), *rest)
+        assert sites.rows(rest[0]) == sites.rows(rest[1])
+        assert sorted(sites.rows(client)) == sorted(sites.acknowledged)
+
+
 def test_a_site_that_is_lost_is_forgotten_and_replaced(tmp_path: Path) -> None:
     with three_sites(tmp_path, {"cluster.away_after": 2}) as sites:
         sites.add("d")
