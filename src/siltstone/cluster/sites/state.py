@@ -8,6 +8,7 @@ from typing import Any
 from siltstone.cluster.sites.placing import Placing
 from siltstone.cluster.sites.seen import Peer, SiteShard
 from siltstone.store.writer.replication.sites.membership import Placement, majority
+from siltstone.store.writer.replication.sites.planning import Site, SiteRole
 
 
 def state_of(
@@ -63,15 +64,16 @@ def _shard(
     leaders = [name for name, each in known.items() if each["leads"]]
     placement = shard.placement
     insync = frozenset() if placement is None else placement.insync
+    wanted = possible(shard.log.replicas, placing.sites)
     message_bytes = 0 if shard.tail is None else shard.tail.message_bytes
     return {
         "leader": leaders[0] if leaders else None,
         "in_sync": sorted(insync),
         "placed": [] if placement is None else sorted(placement.replicas),
         "transition": transition(placement, shard.successor),
-        "health": health(placement, frozenset(known), wanted=shard.log.replicas),
+        "health": health(placement, frozenset(known), wanted=wanted),
         "term": mine["term"],
-        "wanted": shard.log.replicas,
+        "wanted": wanted,
         "log_full": 0.0 if shard.tail is None else shard.tail.full,
         "first": 1 if shard.tail is None else shard.tail.first,
         "last": last,
@@ -105,6 +107,12 @@ def transition(placement: Placement | None, successor: str) -> dict[str, Any] | 
     if not (added or removed or successor):
         return None
     return {"add": added, "remove": removed, "leader": successor or None}
+
+
+def possible(replicas: int, sites: Mapping[str, Site]) -> int:
+    """Return how many replicas the cluster can have: no more than it has sites for them."""
+    able = sum(site.role in (SiteRole.MEMBER, SiteRole.DRAINING) for site in sites.values())
+    return min(replicas, able) if able else replicas
 
 
 def health(placement: Placement | None, known: frozenset[str], *, wanted: int) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from siltstone.cluster.sites.state import health, transition
+from siltstone.cluster.sites.state import health, possible, transition
 from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.sites.planning import Site, SiteRole
 
 ALL = frozenset("abc")
 PLACEMENT = Placement(replicas=ALL, insync=ALL)
@@ -18,6 +19,13 @@ def test_health_counts_the_in_sync_sites_that_are_heard() -> None:
     assert health(replace(PLACEMENT, insync=frozenset("ab")), ALL, wanted=3) == "under-replicated"
     assert health(PLACEMENT, ALL, wanted=4) == "under-replicated"
     assert health(None, ALL, wanted=3) == "not placed"
+
+
+def test_a_cluster_of_two_sites_has_two_replicas_at_most() -> None:
+    two = {"a": Site(), "b": Site(role=SiteRole.DRAINING), "c": Site(role=SiteRole.OBSERVER)}
+    assert possible(3, two) == 2
+    assert possible(1, two) == 1
+    assert possible(3, {}) == 3
 
 
 def test_a_transition_says_what_is_added_and_removed_and_who_is_to_lead() -> None:
