@@ -146,3 +146,31 @@ def test_the_commands_show_and_change_the_schema(
     assert run(capsys, "schema", "diff", "2", "2", *data) == "no difference\n"
     told = run(capsys, "pipeline", "tables", *data, "--explain")
     assert "plant/+/heat" in told
+
+
+def test_a_table_by_hand_needs_a_filter_and_a_name(database: Database, path: Path) -> None:
+    lake_of(path).mkdir(parents=True)
+    (lake_of(path) / "rules.toml").write_text(
+        '[[lake.table]]\nfilter = "plant/+/line/+/#"\nname = "line"\n'
+        '[[lake.table]]\nfilter = "later/+"\nname = "later"\n'
+    )
+    append(database, "plant/1/line/a/heat", "plant/2/line/b/light/left", "plant/2/door", v=1)
+    tier_all(path)
+    assert {name: feed.filters for name, feed in feeds(path).items()} == {
+        "line": ("plant/+/line/+/#",),
+        "plant_door": ("plant/+/door",),
+    }
+    rows = read_table(path, "line").to_pylist()
+    assert sorted((row["plant"], row["line"], row["v"]) for row in rows) == [
+        ("1", "a", 1.0),
+        ("2", "b", 1.0),
+    ]
+    append(database, "later/1", w="x")
+    append(database, "plant/1/line/a/heat", late=True)
+    tier_all(path)
+    assert read_table(path, "later").column("w").to_pylist() == ["x"]
+    assert sorted(str(late) for late in read_table(path, "line").column("late").to_pylist()) == [
+        "None",
+        "None",
+        "True",
+    ]

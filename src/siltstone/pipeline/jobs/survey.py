@@ -47,16 +47,37 @@ def survey(batches: Iterable[pa.RecordBatch], known: Rules, customs: Customs) ->
     rules = known
     for batch in batches:
         samples = _samples(batch, rules)
-        if samples:
-            rules = learned(rules, samples, customs)
+        rules = _chosen(rules, samples, customs)
+        new = {topic: payloads for topic, payloads in samples.items() if not rules.has(topic)}
+        if new:
+            rules = learned(rules, new, customs)
     return rules
 
 
+def _chosen(rules: Rules, samples: Samples, customs: Customs) -> Rules:
+    """Return the rules with decoders where a user left the choice, by their first payloads."""
+    fed: dict[str, tuple[str, list[bytes]]] = {}
+    for topic, payloads in samples.items():
+        rule = rules.find(topic)
+        if rule.decode == "auto":
+            fed.setdefault(rule.filter, (topic, []))[1].extend(payloads)
+    return rules.replaced(
+        _with_samples(replace(rule, decode=customs.decoder(topic, payloads)), payloads)
+        for rule in rules.rules
+        if rule.filter in fed
+        for topic, payloads in [fed[rule.filter]]
+    )
+
+
+def _is_known(rules: Rules, topic: str) -> bool:
+    return rules.has(topic) and rules.find(topic).decode != "auto"
+
+
 def _samples(batch: pa.RecordBatch, rules: Rules) -> Samples:
-    """Return the first payloads of each topic without a rule."""
+    """Return the first payloads of each topic without a rule or a decoder."""
     topics = batch.column("topic").dictionary_encode()
     names = topics.dictionary.to_pylist()
-    new = {number: list[bytes]() for number, name in enumerate(names) if not rules.has(name)}
+    new = {number: list[bytes]() for number, name in enumerate(names) if not _is_known(rules, name)}
     if not new:
         return {}
     payloads = batch.column("payload")

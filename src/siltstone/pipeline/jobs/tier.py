@@ -488,6 +488,7 @@ class TierJob:
             for info in self.database.structure()
             if info.slab in slabs and not known.has(info.pattern)
         }
+        new |= {rule.filter for rule in known.rules if rule.decode == "auto"}
         if not new:
             return known
         taken = [

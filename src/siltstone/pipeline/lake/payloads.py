@@ -42,8 +42,9 @@ from siltstone.pipeline.lake.formats.msgpack import decode_msgpack
 from siltstone.pipeline.lake.rescue import mend
 from siltstone.scan.columns.payloads import decode_payload, is_object, trimmed
 
-Decoder = Literal["json", "cbor", "msgpack", "text", "raw"]
-DECODERS: Final[tuple[Decoder, ...]] = ("json", "cbor", "msgpack", "text", "raw")
+# With auto, the decoder is chosen when the first payloads arrive.
+Decoder = Literal["json", "cbor", "msgpack", "text", "raw", "auto"]
+DECODERS: Final[tuple[Decoder, ...]] = ("json", "cbor", "msgpack", "text", "raw", "auto")
 # What happens to a document with a value that does not fit its column.
 Drift = Literal["rescue", "evolve", "dead_letter", "reject"]
 DRIFTS: Final[tuple[Drift, ...]] = ("rescue", "evolve", "dead_letter", "reject")
@@ -78,7 +79,7 @@ def decode_rows(
 ) -> Decoded:
     """Decode a column of payloads."""
     match decoder:
-        case "raw":
+        case "raw" | "auto":
             return Decoded(columns={})
         case "text":
             text = decode_payload(payload, pa.string())
@@ -97,7 +98,11 @@ def text_columns(decoder: Decoder) -> dict[str, pa.DataType]:
 
 def rescue_columns(decoder: Decoder, drift: Drift) -> dict[str, pa.DataType]:
     """Return the column for values that do not fit theirs, which comes last."""
-    return {RESCUED: pa.string()} if drift in _RESCUES and decoder not in ("text", "raw") else {}
+    return (
+        {RESCUED: pa.string()}
+        if drift in _RESCUES and decoder not in ("text", "raw", "auto")
+        else {}
+    )
 
 
 def reason_of(payload: bytes, decoder: Decoder, fields: Sequence[Field]) -> str:
@@ -139,7 +144,7 @@ def _document_of(payload: bytes, decoder: Decoder) -> Any:
             return json.loads(payload.decode(), object_pairs_hook=_refuse_repeated)
         case "cbor" | "msgpack":
             return _BINARY[decoder](payload)
-        case "raw":
+        case "raw" | "auto":
             pass
     return {}
 

@@ -39,12 +39,14 @@ TITLE: Final = """\
 #
 #   filter     an MQTT topic filter          table    the name of the table
 #   levels     a column for each + of the filter, in order
-#   decode     json, cbor, msgpack, text or raw; a payload that is none of it goes to dead_letter
+#   decode     json, cbor, msgpack, text, raw, or auto: chosen by the first payloads. A payload
+#              that cannot be decoded goes to dead_letter
 #   drift      what happens to a value that does not fit its column: rescue (the column is NULL,
 #              and _rescued has the value), evolve (the column becomes wider), dead_letter (the
 #              row goes there), or reject (tier stops)
 #   partition  day or hour, when the table is made
 #   fields     paths in the payload, with their columns and types
+#   [[lake.table]] with filter and name is a short form of a rule with decode = "auto"
 #   learned    made by `siltstone pipeline tier`; rules without it stand first, and win
 #
 # What was written stays where it is: a change holds for rows that are tiered from now on.
@@ -243,6 +245,8 @@ def _with_columns(rule: Rule, later: Rule, rewritten: Collection[str]) -> Rule:
         for field in later.fields
         if field.path not in paths and field.column.lower() not in columns
     ]
+    if rule.decode == "auto":
+        rule = replace(rule, decode=later.decode)
     old = rule.fields
     if rule.drift == "evolve":
         old = evolved(old, {field.path: field.kind for field in later.fields})
@@ -267,9 +271,12 @@ def read_rules(text: str, name: str) -> Rules:
         values = _read_toml(text)
     except tomllib.TOMLDecodeError as exc:
         raise UsageError(f"invalid TOML in {name}: {exc}") from exc
-    if set(values) - {"rule"} or not isinstance(values.get("rule", []), list):
-        raise UsageError(f"{name} must have [[rule]] tables only")
-    rules = rules_from_json(values.get("rule", []), name)
+    lake = values.get("lake", {})
+    short = lake.get("table", []) if isinstance(lake, dict) else None
+    is_list = isinstance(values.get("rule", []), list) and isinstance(short, list)
+    if set(values) - {"rule", "lake"} or not is_list or set(lake) - {"table"}:
+        raise UsageError(f"{name} must have [[rule]] and [[lake.table]] tables only")
+    rules = rules_from_json([*map(_whole, short or ()), *values.get("rule", [])], name)
     known = {OTHER: OTHER}
     for rule in rules.rules:
         first = known.setdefault(rule.table.lower(), rule.table)
@@ -279,6 +286,14 @@ def read_rules(text: str, name: str) -> Rules:
                 f"rename one of the tables {first!r} and {rule.table!r}"
             )
     return rules
+
+
+def _whole(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a [[lake.table]] as a rule: the table is its name, and payloads are looked at."""
+    rule = {"decode": "auto"} | dict(value)
+    if "name" in rule:
+        rule["table"] = rule.pop("name")
+    return rule
 
 
 def _read_toml(text: str) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def test_what_users_wrote_stays_and_what_was_learned_is_added() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("rule = 1", "must have [[rule]] tables only"),
+        ("rule = 1", "must have [[rule]] and [[lake.table]] tables only"),
         ("[rule", "invalid TOML in"),
         ("other = 1", "tables only"),
         (r'x = ["\ud83d\ude00", "\ud83d"]', "invalid TOML in"),
@@ -200,7 +200,7 @@ def test_a_file_that_cannot_be_read_is_refused(text: str, sentence: str) -> None
         ),
         ({"table": "dead_letter"}, "table='dead_letter'"),
         ({"table": "Dead_Letter"}, "table='Dead_Letter'"),
-        ({"decode": "xml"}, "decode must be one of json, cbor, msgpack, text, raw: 'xml'"),
+        ({"decode": "xml"}, "decode must be one of json, cbor, msgpack, text, raw, auto: 'xml'"),
         ({"partition": "week"}, "partition must be one of day, hour: 'week'"),
         ({"levels": []}, "levels must have one name for each + of 'a/+'"),
         ({"levels": ["topic"]}, "the name of the column is in use already: column='topic'"),
@@ -311,3 +311,12 @@ def test_a_filter_covers_a_structure_when_it_matches_all_its_topics(
 def test_a_rule_is_changed_by_its_filter() -> None:
     changed = Rules([MINE, OVEN]).changed(Rule(filter="plant/7/#", table="other_name"))
     assert tables(changed) == [("plant/7/#", "other_name"), ("plant/+/oven/+", "plant_oven")]
+
+
+def test_a_table_by_hand_is_a_rule_and_is_checked() -> None:
+    text = '[[lake.table]]\nfilter = "a/+/#"\nname = "a"\n'
+    rule = Rule(filter="a/+/#", table="a", levels=("a",), decode="auto")
+    assert read_rules(text, "rules.toml").rules == (rule,)
+    for wrong in ("lake = 1", "[lake]\nother = 1", text.replace("a/+/#", "a/#/b")):
+        with pytest.raises(UsageError, match=r"rules\.toml"):
+            read_rules(wrong, "rules.toml")
