@@ -236,13 +236,18 @@ class Cluster:
         (first, *others) = found
         return first if not others and first in names else ""
 
+    def has_all(self, name: str) -> bool:
+        """Return whether a site has everything, as it sees it."""
+        mine = self.status(name).get("replicas", {}).get(name, {})
+        return bool(mine.get("lag") == 0)
+
     def wait_until_equal(self, name: str, leader: str) -> None:
         """Wait until a site has everything and is in sync."""
 
         def equal() -> bool:
             known = self.status(leader)
             mine = known.get("replicas", {}).get(name, {})
-            return mine.get("lag") == 0 and name in known["in_sync"]
+            return mine.get("lag") == 0 and name in known.get("in_sync", ())
 
         wait_for(equal, f"{name} is in sync")
 
@@ -307,7 +312,7 @@ def catch_up(cluster: Cluster, rows: int) -> tuple[float, float]:
             shutil.rmtree(cluster.nodes[away].data / "data" / DATABASE)
         begin = time.monotonic()
         cluster.start(away)
-        wait_for(lambda: cluster.status(away)["replicas"][away]["lag"] == 0, "caught up")
+        wait_for(lambda: cluster.has_all(away), "caught up")
         rates.append(size / 1e6 / (time.monotonic() - begin))
     return rates[0], rates[1]
 
@@ -352,6 +357,8 @@ def main() -> None:
     if chosen.serve:
         serve(json.loads(chosen.serve))
         return
+    # The servers of the sites outlive them, so they must be ended whatever happens.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before the table was complete"))
     console = Console()
     console.print(f"siltstone {__version__} ({form()})")
     console.print(run(chosen.seconds, chosen.kills, chosen.rows))
