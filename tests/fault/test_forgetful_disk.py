@@ -18,7 +18,7 @@ import pytest
 from siltstone.errors import PoisonedError
 from siltstone.fs.faulty import Fault, FaultyFile, FaultyFileSystem, scripted_error
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.fs.translate import failure
+from siltstone.fs.translate import failed_sync
 from siltstone.store.database import Database
 from siltstone.store.log.read.pieces import Row
 from tests.support.builders import World, as_given
@@ -64,7 +64,7 @@ class ForgetfulFile(FaultyFile):
         fault = self._forgetful.fault("sync", self.path)
         if fault is not None:
             self._forget()
-            raise failure(fault.errno, "write_durably", self.path)
+            raise failed_sync(fault.errno, "EIO", self.path)
         self._file.write_durably(offset, data)
 
     def sync(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from errno import errorcode
 from pathlib import PurePath
 from types import TracebackType
 from typing import Final, Literal, Self, get_args
@@ -18,7 +19,7 @@ from typing import Final, Literal, Self, get_args
 from siltstone.errors import SiltstoneError
 from siltstone.fs.api import Entry, File, FileSystem, Lock, Name
 from siltstone.fs.memory import PowerCut
-from siltstone.fs.translate import failure
+from siltstone.fs.translate import failed_sync, failure
 
 Change = Literal["create", "write_at", "write", "truncate", "allocate", "sync"]
 NameChange = Literal[
@@ -220,7 +221,8 @@ class FaultyFile:
         self.write_at(offset, data)
         fault = self._fs.fault("sync", self.path)
         if fault is not None:
-            raise failure(fault.errno, "write_durably", self.path)
+            reason = errorcode.get(fault.errno, "unknown reason")
+            raise failed_sync(fault.errno, reason, self.path)
         self._inner.write_durably(offset, data)
 
     def write(self, data: bytes | memoryview) -> None:

@@ -31,7 +31,7 @@ from siltstone.errors import (
 )
 from siltstone.fs.api import Entry, EntryKind, Name
 from siltstone.fs.mapping import map_shared
-from siltstone.fs.translate import locked, not_a_link, not_regular, translate
+from siltstone.fs.translate import failed_sync, locked, not_a_link, not_regular, translate
 
 # O_NONBLOCK has no effect on a regular file. It prevents open(2) of a FIFO from waiting for a
 # writer.
@@ -245,7 +245,8 @@ class PosixFile:
         try:
             done = os.pwritev(descriptor, (data,), offset, _DSYNC)
         except OSError as exc:
-            raise translate(exc, "write_durably", self._path) from exc
+            reason = exc.strerror or "unknown reason"
+            raise failed_sync(exc.errno or 0, reason, self._path) from exc
         if done != len(data):
             self.write_at(offset + done, data[done:])
             self.sync()

@@ -36,9 +36,9 @@ def translate(
             return NotFoundError(f"no such file or directory: path={path}")
         case errno.EEXIST:
             return ExistsError(f"the file exists already: path={path}")
-        # After a failed sync the state on the disk is unknown. StorageFullError would claim that
-        # nothing changed.
-        case errno.ENOSPC | errno.EDQUOT if operation not in ("sync_directory", "write_durably"):
+        # After a failed sync of a directory the state of its names is unknown. StorageFullError
+        # would claim that nothing changed.
+        case errno.ENOSPC | errno.EDQUOT if operation != "sync_directory":
             return StorageFullError(path, needed_bytes=needed_bytes)
         # No file was opened, so nothing changed. This is not true for a directory sync after a
         # rename.
@@ -53,6 +53,14 @@ def translate(
             return not_regular(path)
         case _:
             return DiskError(path, operation, exc.strerror or "unknown reason", errno=number)
+
+
+def failed_sync(number: int, reason: str, path: PurePath) -> DiskError:
+    """Return the error of a durable write that failed: the state on the disk is unknown.
+
+    StorageFullError would claim that nothing changed.
+    """
+    return DiskError(path, "sync", reason, errno=number)
 
 
 def failure(

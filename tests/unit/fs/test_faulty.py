@@ -183,7 +183,7 @@ def test_a_durable_write_fails_as_a_write_or_as_the_sync_behind_it() -> None:
         with pytest.raises(StorageFullError):
             file.write_durably(0, b"abc")
         assert fs.inner.read(A) == b"ab"
-        with pytest.raises(DiskError, match=r"^write_durably failed: EIO: "):
+        with pytest.raises(DiskError, match=r"^sync failed: EIO: "):
             file.write_durably(0, b"cde")
         file.write_durably(3, b"f")
     assert fs.inner.read(A) == b"cdef"

@@ -181,7 +181,7 @@ def test_a_durable_write_that_fails_leaves_the_state_of_the_disk_unknown(
     monkeypatch.setattr(os, "pwritev", failing(number))
     with FS.create(tmp_path / "a") as file, pytest.raises(DiskError) as caught:
         file.write_durably(0, b"abc")
-    assert (caught.value.operation, caught.value.errno) == ("write_durably", number)
+    assert (caught.value.operation, caught.value.errno) == ("sync", number)
 
 
 def test_a_write_that_stores_nothing_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
