@@ -142,7 +142,7 @@ def stream(
 ) -> Iterator[StreamingQuery]:
     """Write what a filter selects to Parquet, all the time."""
     rows = spark.readStream.format("siltstone").option("filter", topic_filter).load(str(data))
-    writer = rows.select("topic", "value", "serial").writeStream.format("parquet")
+    writer = rows.select("topic", "payload", "serial").writeStream.format("parquet")
     query = (
         writer.option("path", str(to / "rows")).option("checkpointLocation", str(to / "at")).start()
     )
@@ -155,7 +155,7 @@ def stream(
 def streamed(rows: DataFrame) -> Numbers:
     found: Numbers = {}
     for row in rows.orderBy("serial").collect():
-        add(found, row["topic"], bytes(row["value"]))
+        add(found, row["topic"], bytes(row["payload"]))
     return found
 
 
