@@ -355,8 +355,10 @@ class Committer:
         after = header.first_serial + header.row_count
         if not record.wants_sync and after > writer.segment.reserved_serial:
             self._durably(partial(writer.reserve, after + _RESERVE_ROWS))
-        # Other sites may count a record of a shared log, or not: it is synced when it counts.
-        durably = record.wants_sync and self.log is LOCAL_LOG
+        # Other sites may count a record of a shared log, or not: it is synced when it counts. The
+        # blocks of a flush share the sync of `_settle`, which also syncs their rooms: a frame must
+        # not count as synced before the values to which it refers.
+        durably = record.wants_sync and record.block is None and self.log is LOCAL_LOG
         if not writer.write(header, record.body, record.directory, durably=durably):
             self.unsynced = True
         self._stored.append(record)

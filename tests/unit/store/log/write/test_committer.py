@@ -2,18 +2,22 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
+from contextlib import suppress
+from random import Random
 from typing import Any
 
 import pytest
 
 from siltstone.errors import InvalidTopicError, PoisonedError, RetryError, StorageFullError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
-from siltstone.fs.memory import MemoryFileSystem
+from siltstone.fs.memory import MemoryFileSystem, PowerCut
+from siltstone.rows.batch import RowBatch
 from siltstone.store.log.read.pieces import Batch, Row
 from siltstone.store.log.read.scan import Span, read_slab
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.committer import Committer
-from siltstone.store.log.write.cook import Call
+from siltstone.store.log.write.cook import Block, Call
+from siltstone.store.segment.writer import Room
 from siltstone.store.writer.commit_log import Record, Replica
 from siltstone.store.writer.producers import ProducerTable, producer_key
 from siltstone.store.writer.ticket import Outcome
@@ -28,6 +32,7 @@ from tests.support.builders import (
     reopened,
     slab_place,
 )
+from tests.support.topiclog import offsets_of
 
 PRODUCER = producer_key("p")
 
@@ -52,6 +57,12 @@ def stored(outcome: Outcome | Exception) -> tuple[bool, list[int]]:
 def large_call(topic: str, size_bytes: int) -> Call:
     call = call_on(topic)
     call.batch.values = [bytes(size_bytes)]
+    return call
+
+
+def block_call(value: bytes, room: Room | None = None) -> Call:
+    call = Call(RowBatch())
+    call.block = Block(b"t", offsets_of([value]), b"" if room is not None else value, room)
     return call
 
 
@@ -187,6 +198,35 @@ class TestOrder:
             committer.commit([call_on("t", "t")])
             times.append(committer.last_timestamp_us - NOW_US)
         assert times == [1, 5_000_001, 5_000_003, 5_000_005]
+
+
+class TestBlocks:
+    def test_the_blocks_of_a_flush_share_one_sync(self) -> None:
+        fs = MemoryFileSystem()
+        committer = begun(World(fs))
+        before = len(fs.operations)
+        committer.commit_blocks([block_call(b"a"), block_call(b"b")])
+        kinds = [operation.split()[0] for operation in fs.operations[before:]]
+        assert kinds == ["write_at"] * 4 + ["sync"]
+
+    @pytest.mark.parametrize("operations", range(6))
+    def test_a_frame_is_not_durable_before_the_values_of_its_room(self, operations: int) -> None:
+        fs = MemoryFileSystem()
+        committer = begun(World(fs))
+        room = committer.make_room(20_000, rows=1, topic=b"t")
+        # This sync covers the room, which is not filled yet.
+        committer.commit_blocks([block_call(b"first")])
+        room.contents()[:] = b"L" * 20_000
+        fs.operations_left = operations
+        acknowledged = 1
+        with suppress(PowerCut):
+            acknowledged += len(
+                committer.commit_blocks([block_call(b"L" * 20_000, room), block_call(b"last")])
+            )
+        assert acknowledged == (1 if operations < 5 else 3)
+        for seed in range(20):
+            again, _ = reopened(World(fs.crash_clone(Random(seed))))
+            assert acknowledged <= again.next_serial <= 3
 
 
 class TestOutcomes:
