@@ -46,6 +46,7 @@ _NONE_LEFT: Final = (errno.EMFILE, errno.ENFILE)
 # systems are known to obey it; FUSE did not always.
 _DSYNC: Final[int] = getattr(os, "RWF_DSYNC", 0)
 _OBEYING: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs"})
+_UNSUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS)
 _MOUNTS: Final = "/proc/self/mountinfo"
 _MOUNTS_MAX: Final = 1 << 20
 
@@ -245,6 +246,12 @@ class PosixFile:
         try:
             done = os.pwritev(descriptor, (data,), offset, _DSYNC)
         except OSError as exc:
+            if exc.errno in _UNSUPPORTED:
+                # A sandbox may show the type of a file system, but not accept the flag. It refuses
+                # the call before anything is written.
+                self._syncs_ranges = False
+                self.write_durably(offset, data)
+                return
             reason = exc.strerror or "unknown reason"
             raise failed_sync(exc.errno or 0, reason, self._path) from exc
         if done != len(data):

@@ -184,6 +184,27 @@ def test_a_durable_write_that_fails_leaves_the_state_of_the_disk_unknown(
     assert (caught.value.operation, caught.value.errno) == ("sync", number)
 
 
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_system_that_refuses_the_flag_of_a_durable_write_gets_a_write_and_a_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    calls: list[str] = []
+
+    def refuse(descriptor: int, parts: tuple[bytes], offset: int, flags: int) -> int:
+        calls.append("durable write")
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(posix, "_syncs_ranges", lambda device: True)
+    monkeypatch.setattr(os, "pwritev", refuse)
+    monkeypatch.setattr(os, "fdatasync", lambda fd: calls.append("sync"))
+    with FS.create(tmp_path / "a") as file:
+        file.write_durably(1, b"abc")
+        file.write_durably(4, b"d")
+        assert file.read_at(0, 9) == b"\0abcd"
+    # It is not asked again.
+    assert calls == ["durable write", "sync", "sync"]
+
+
 def test_a_write_that_stores_nothing_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: 0)
     with FS.create(tmp_path / "a") as file, pytest.raises(DiskError, match="nothing was written"):
