@@ -25,6 +25,7 @@ from siltstone.fs.publish import (
     sweep_temporaries,
 )
 from siltstone.store.log.check.findings import (
+    Damage,
     End,
     Expected,
     Finding,
@@ -132,6 +133,9 @@ class _SlabMender:
         self._quarantine = Quarantine(fs, quarantine, self._identity)
         self._rules = TopicRules()
         self._state = _NO_STATE
+        # The structures that the slab may have begun with, while its first segment is repaired.
+        self._beginnings: list[bytes] = []
+        self._thresholds = list(manifest.settings.thresholds)
         self._time_us = record.since_us - 1
         self._reached = record.first_serial
         self.findings: list[Finding] = []
@@ -142,7 +146,10 @@ class _SlabMender:
         structure.apply(before.structure)
         inherited = structure.inherit([NEVER])
         # Earlier versions kept each stream that varies. One without rows does no harm.
-        inherited.apply(structure.varying_only().export())
+        kept = structure.varying_only().export()
+        joined = structure.inherit(self._thresholds).export()
+        self._beginnings = [joined, inherited.export(), kept]
+        inherited.apply(kept)
         self._state = inherited.export(), before.producers
 
     def run(self, next_base: int | None) -> End | None:
@@ -185,6 +192,7 @@ class _SlabMender:
             before = self._mend_segment(segment_path(self._place, bases[number]), expected)
             if before is not None:
                 self._state = before.structure, before.producers
+                self._beginnings = []
                 self._time_us = before.last_timestamp_us
                 self._reached = before.next_serial
             number += 1
@@ -250,11 +258,12 @@ class _SlabMender:
         segment, path = survey.segment, survey.path
         assert segment is not None
         damages = list(survey.damages)
-        restorer = Restorer(segment, damages, self._state)
+        state = self._state_within(damages)
+        restorer = Restorer(segment, damages, state)
         restorer.run()
         while restorer.lost:
             damages += restorer.lost
-            restorer = Restorer(segment, damages, self._state)
+            restorer = Restorer(segment, damages, state)
             restorer.run()
         for damage in damages:
             data = bytes(segment.view[damage.start : damage.stop])
@@ -267,6 +276,18 @@ class _SlabMender:
                     file.write_at(patch.position + len(head), patch.body)
                     file.write_at(patch.position, head)
             file.sync()
+
+    def _state_within(self, damages: list[Damage]) -> tuple[bytes, bytes]:
+        """Return the state to restore. If the size of the lost frame shows which structure the slab
+        began with, the state is that of the lost frame. All structures together might not fit.
+        """
+        producers = self._state[1]
+        lost = {each.stop - each.start for each in damages if each.start == SEGMENT_HEADER_BYTES}
+        for edges in self._beginnings:
+            body, _ = encode_state(edges, producers)
+            if HEADER_BYTES + len(body) in lost:
+                return edges, producers
+        return self._state
 
     def _clear(self, survey: Survey) -> None:
         """Write zeros after the last frame of a segment that accepts no more frames."""

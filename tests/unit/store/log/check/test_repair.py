@@ -9,9 +9,10 @@ from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.store.log.check.findings import Finding
 from siltstone.store.log.check.repair import mend_database, slabs_of
 from siltstone.store.log.read.pieces import Row
-from siltstone.store.segment.segment import open_segment
+from siltstone.store.segment.segment import open_segment, segment_path
 from siltstone.store.segment.sift import index_path
 from siltstone.store.slab.manifest import Manifest, SlabId, read_manifest
+from siltstone.topic.structure import Structure
 from tests.support.builders import World
 from tests.support.damage import (
     CURRENT,
@@ -101,6 +102,26 @@ class TestFrames:
         flip(world.fs, CURRENT, state.start + 80)
         mend(world)
         assert world.fs.read(CURRENT)[4096:] == before[4096:]
+
+    @pytest.mark.parametrize("earlier", [False, True])
+    def test_the_state_is_restored_although_the_generation_joined_streams(
+        self, monkeypatch: pytest.MonkeyPatch, earlier: bool
+    ) -> None:
+        if earlier:
+            # Earlier versions kept each stream that varies.
+            monkeypatch.setattr(Structure, "inherit", lambda self, _: self.varying_only())
+        world = World()
+        with world.database(thresholds=(-1, 1, 1)) as database:
+            for number, topic in enumerate(("m/p/z", "m/p/y", "m/q/z", "m/r/y")):
+                database.append([Row(topic, b"")], producer=("p", number)).wait()
+            database.seal()
+            database.append([Row("m/p/z", b"last")]).wait()
+        monkeypatch.undo()
+        current = segment_path(DATABASE / "0" / "2", 4)
+        before = world.fs.read(current)
+        flip(world.fs, current, frames_of(world.fs, current)[0].start + 80)
+        mend(world)
+        assert world.fs.read(current)[4096:] == before[4096:]
 
     def test_a_second_repair_finds_nothing_to_do(self) -> None:
         world = small_world()
