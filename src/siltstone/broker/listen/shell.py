@@ -74,12 +74,15 @@ class LoopShell:
         # First: a thread that still sees True has added its act before, and it is run here.
         self._is_due = False
         acts = self._acts
-        for _ in range(_ROUNDS):
-            for _ in range(len(acts)):
-                contain(acts.popleft())
-        if acts and not self._is_due:
-            self._is_due = True
-            self._loop.call_soon(self._run)
+        try:
+            for _ in range(_ROUNDS):
+                for _ in range(len(acts)):
+                    contain(acts.popleft())
+        finally:
+            # An act that is cancelled ends this round, and must not hold up the acts behind it.
+            if acts and not self._is_due:
+                self._is_due = True
+                self._loop.call_soon(self._run)
 
     def in_thread(self, work: Act, then: Act) -> None:
         """Run `work` in a thread, then `then` on the loop."""

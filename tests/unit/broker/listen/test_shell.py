@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 import pytest
 import uvloop
@@ -128,6 +128,31 @@ def test_an_act_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFix
     asyncio.run(play())
     assert events == ["next"]
     assert [record.message for record in caplog.records] == ["internal_error"]
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_an_act_that_is_cancelled_does_not_hold_up_the_others(
+    run: Callable[[Coroutine[None, None, None]], None],
+) -> None:
+    events: list[str] = []
+
+    def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(
+            lambda _, context: events.append(type(context["exception"]).__name__)
+        )
+        shell = LoopShell(loop, lambda: None)
+        shell.soon(cancelled)
+        shell.soon(lambda: events.append("next"))
+        for _ in range(5):
+            await turn()
+        shell.close()
+
+    run(play())
+    assert events[-1:] == ["next"]
 
 
 def test_a_timer_does_not_come_early_so_that_the_loop_would_turn_for_nothing() -> None:
