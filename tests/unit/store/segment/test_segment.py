@@ -360,7 +360,7 @@ class TestWrite:
         fs.add(Fault(operation="sync", errno=errno.EIO))
         # The zeros cannot be written over the frame either.
         fs.add(Fault(operation="write_at", errno=errno.ENOSPC, nth=2, repeat=True))
-        with pytest.raises(DiskError, match="write_durably failed: EIO"):
+        with pytest.raises(DiskError, match="sync failed: EIO"):
             writer.write(*rows_frame({1: [b"a"]}), durably=True)
 
     @pytest.mark.parametrize("operations", range(3))
