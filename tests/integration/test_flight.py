@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -49,6 +52,7 @@ from tests.support.builders import settings_of
 from tests.support.certificates import Authority
 from tests.support.flight import served
 from tests.support.mqtt_socket import connected
+from tests.support.sites import until
 
 PASSWORD = "rock"  # noqa: S105 - of a broker that lives as long as a test
 SERVED: Settings = {"flight.enabled": "true", "flight.port": 0}
@@ -283,6 +287,41 @@ def test_an_error_of_ours_is_logged_and_no_traceback_is_sent(
     [record] = [each for each in caplog.records if each.message == "internal_error"]
     assert record.exc_info is not None
     assert record.exc_info[1] is error
+
+
+# A client that ends while its call is under way.
+_LEAVES = """
+import os, sys
+import pyarrow as pa
+from pyarrow import flight
+client = flight.FlightClient(sys.argv[1])
+request = flight.FlightDescriptor.for_command(b'{"append": {"database": "messages"}}')
+rows = pa.record_batch({"topic": ["a"], "payload": [b"1"]})
+writer, _ = client.do_put(request, rows.schema)
+writer.write_batch(rows)
+input()
+os._exit(0)
+"""
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_rows_is_not_an_error_of_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "siltstone.flight")
+
+    def told() -> list[str]:
+        return [each.message for each in caplog.records if each.name == "siltstone.flight"]
+
+    with siltstone.open(tmp_path) as store:
+        database = store.create("messages", settings_of())
+        with served(store) as node:
+            with subprocess.Popen(
+                [sys.executable, "-c", _LEAVES, node.url], stdin=subprocess.PIPE
+            ) as client:
+                until(lambda: database.count() == 1, "the row")
+                client.communicate(b"\n")
+            until(lambda: bool(told()), "the end of the call")
+    assert told() == ["flight_call_failed"]
 
 
 def test_damage_and_rows_that_were_dropped_are_told_to_who_reads_them(tmp_path: Path) -> None:

@@ -131,9 +131,10 @@ class _Calls(flight.FlightServerBase):  # type: ignore[misc]  # no types are shi
     ) -> None:
         with _told(context):
             visitor = self._visitor(context)
-            batches = (chunk.data for chunk in reader)
+            batches = _received(reader)
             for answer in self._operations.put(_request(descriptor), batches, visitor):
-                writer.write(dump(answer))
+                with _streaming():
+                    writer.write(dump(answer))
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
         with _told(context):
@@ -192,6 +193,26 @@ def _told(context: flight.ServerCallContext) -> Iterator[None]:
         # Flight sends the traceback of any other error to the client.
         _LOG.exception("internal_error")
         raise flight.FlightServerError("internal error: see the log of the broker") from exc
+
+
+@contextmanager
+def _streaming() -> Iterator[None]:
+    """Translate the errors of the stream of a client. Raises: UsageError."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as exc:
+        raise UsageError(f"the stream of the client ended early or is not valid: {exc}") from exc
+
+
+def _received(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a client. Raises: UsageError."""
+    chunks = iter(reader)
+    while True:
+        with _streaming():
+            chunk = next(chunks, None)
+        if chunk is None:
+            return
+        yield chunk.data
 
 
 def _telling(
