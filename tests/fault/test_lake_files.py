@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 import siltstone
 from siltstone.clock import ManualClock
@@ -22,6 +23,7 @@ from siltstone.pipeline.lake.delta import (
     replace_merged,
     shorten_log,
     stored_files,
+    swap_files,
 )
 from siltstone.pipeline.lake.files import (
     MadeFile,
@@ -30,6 +32,7 @@ from siltstone.pipeline.lake.files import (
     write_file,
 )
 from siltstone.pipeline.lake.rules import Rule
+from siltstone.pipeline.lake.tables.rewrite import Change
 from siltstone.store.database import Database
 from siltstone.store.log.read.pieces import Row
 from tests.support.builders import settings_of
@@ -158,12 +161,23 @@ def merge_all(fs: Recorder, table: Path) -> None:
     replace_merged(fs, ManualClock(), table, merged)
 
 
+def swap_all(fs: Recorder, table: Path, number: int) -> None:
+    change = Change(
+        table="t",
+        schema=DeltaTable(str(table)).schema().to_json(),
+        remove=None,
+        add=(made_file(table, f"moved-{number}", 1.0),),
+    )
+    swap_files(fs, ManualClock(), table, change, transactions={"one-rewrites": number})
+
+
 CHANGES: dict[str, Callable[[Recorder, Path], None]] = {
     "add": partial(add_one, batch=9),
     "replace": lambda fs, table: replace_files(
         fs, ManualClock(), table, [made_file(table, "new", 1.0)]
     ),
     "merge": merge_all,
+    "swap": partial(swap_all, number=1),
     "widen": lambda fs, table: daily(fs, table, "line"),
     "shorten": partial(shorten_log, hours=0),
 }
@@ -214,6 +228,40 @@ def test_a_checkpoint_is_durable_before_a_commit_is_removed(tmp_path: Path) -> N
     kept = [*commits, f"{3:020}.json"]
     assert checkpoints == {f"{3:020}.checkpoint.parquet": kept, "_last_checkpoint": kept}
     assert sorted(file.name for file in log.glob("*.json")) == kept[3:]
+
+
+def test_a_swap_leaves_no_checkpoint_that_is_not_durable(tmp_path: Path) -> None:
+    """delta-rs writes a checkpoint after each 100 commits unless it is told not to."""
+    table = tmp_path / "t"
+    fs = Recorder()
+    daily(fs, table)
+    for batch in range(1, 98):
+        add_one(fs, table, batch)
+    for number in range(1, 5):
+        swap_all(fs, table, number)
+    assert DeltaTable(str(table)).version() == 101
+    made = {file.name for file in (table / "_delta_log").iterdir() if file.suffix != ".json"}
+    assert made <= synced_for_good(fs, table)
+
+
+@pytest.mark.parametrize("kept", [0, 9])
+@pytest.mark.usefixtures("database")
+def test_a_checkpoint_that_a_power_cut_has_torn_is_removed_by_the_next_job(
+    path: Path, kept: int
+) -> None:
+    tier_all(path)
+    table = lake_of(path) / "b"
+    DeltaTable(str(table)).create_checkpoint()
+    (torn,) = (table / "_delta_log").glob("*.parquet")
+    torn.write_bytes(torn.read_bytes()[:kept])
+    with pytest.raises(DeltaError, match=r"(?i)checkpoint|parquet"):
+        DeltaTable(str(table)).file_uris()
+    assert tier_all(path) == 0
+    assert len(DeltaTable(str(table)).file_uris()) == 1
+    # A whole one stays.
+    DeltaTable(str(table)).create_checkpoint()
+    assert tier_all(path) == 0
+    assert torn.exists()
 
 
 def test_a_long_log_gets_checkpoints_that_are_durable(tmp_path: Path) -> None:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 import siltstone
 from siltstone.errors import NotFoundError, RetryError, UsageError
+from siltstone.fs.api import FileSystem
 from siltstone.fs.memory import PowerCut
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.pipeline.jobs import rewriting
+from siltstone.pipeline.jobs import rewriting, tier
 from siltstone.pipeline.jobs.rewriting import retier
 from siltstone.pipeline.jobs.upkeep import compact_lake
-from siltstone.pipeline.lake.tables.rewrite import read_rewrites
+from siltstone.pipeline.lake.tables.rewrite import REWRITE, read_rewrites
+from siltstone.pipeline.source.lake_reader import LakeFiles
+from siltstone.scan.options import ReadOptions
 from siltstone.store.database import Database
 from siltstone.store.log.read.pieces import Row
 from tests.support.builders import settings_of
@@ -142,6 +148,131 @@ def test_rows_that_a_running_job_adds_meanwhile_are_in_the_new_table(
     rules = (lake_of(path) / "rules.toml").read_text()
     clean = clean_run(path, database, rules)
     assert content(path, "dev_v") == clean["dev_v"]
+    assert tiered_rows(path) == stored_rows(database, ["#"])
+
+
+def test_a_catalog_with_the_type_of_before_is_told_to_attach_again(
+    database: Database, path: Path
+) -> None:
+    append(database, 1, "high")
+    tier_all(path)
+    before = pa.schema([("v", pa.float64()), ("date", pa.string()), ("store", pa.string())])
+    set_type(path, 'type = "double"', 'type = "double", wanted = "string"')
+    retier(here(FS), str(path), ["dev_v"])
+    place = lake_of(path) / "dev_v"
+    (file,) = DeltaTable(str(place)).file_uris()
+    options = ReadOptions(filters=(), rows_per_batch=100)
+    with pytest.raises(UsageError, match=r"column v is string now .* call attach again"):
+        list(LakeFiles(paths=(file,)).batches(FS, options, before))
+    now = before.set(0, pa.field("v", pa.string()))
+    (batch,) = LakeFiles(paths=(file,)).batches(FS, options, now)
+    assert sorted(batch.column("v").to_pylist()) == ["1", "high"]
+
+
+def test_a_directory_above_the_store_gives_no_column_its_value(tmp_path: Path) -> None:
+    file = tmp_path / "v=7" / "date=2026-01-31" / "x.parquet"
+    file.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"n": [1]}), file)
+    schema = pa.schema([("n", pa.int64()), ("v", pa.string()), ("date", pa.string())])
+    options = ReadOptions(filters=(), rows_per_batch=100)
+    (batch,) = LakeFiles(paths=(str(file),)).batches(FS, options, schema)
+    assert batch.to_pylist() == [{"n": 1, "v": None, "date": "2026-01-31"}]
+
+
+def test_a_job_keeps_no_house_while_a_killed_rewrite_is_open(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(database, 1)
+    with tiering(path) as job:
+        job.step()
+
+        def killed(*_given: Any, **_options: Any) -> None:
+            raise PowerCut
+
+        with monkeypatch.context() as patched:
+            patched.setattr(rewriting, "swap_files", killed)
+            with pytest.raises(PowerCut):
+                retier(here(FS), str(path), ["dev_v"])
+        assert job.tidy() == []
+        assert read_rewrites(FS, lake_of(path)).open is not None
+        assert job.step() is None
+    assert read_rewrites(FS, lake_of(path)).open is None
+    assert tiered_rows(path) == stored_rows(database, ["#"])
+
+
+@pytest.mark.parametrize("kind", ["string", "double"])
+def test_a_job_that_waited_for_a_killed_retier_completes_it_before_it_adds_rows(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    append(database, 1, "high")
+    with tiering(path) as job:
+        job.step()
+        set_type(path, 'type = "double"', f'type = "double", wanted = "{kind}"')
+        append(database, 2)
+        locked = tier.locked_batches  # type: ignore[attr-defined]
+
+        def killed(*_given: Any, **_options: Any) -> None:
+            raise PowerCut
+
+        def waiting(fs: FileSystem, lake: PurePath) -> Any:
+            # The job waits for the lock of the batches; its holder is killed.
+            with monkeypatch.context() as patched:
+                patched.setattr(rewriting, "swap_files", killed)
+                with pytest.raises(PowerCut):
+                    retier(here(FS), str(path), ["dev_v"])
+            monkeypatch.setattr(tier, "locked_batches", locked)
+            return locked(fs, lake)
+
+        monkeypatch.setattr(tier, "locked_batches", waiting)
+        assert job.step() is not None
+        append(database, 3)
+        assert job.step() is not None
+    assert len(content(path, "dev_v")) == 4
+    assert tiered_rows(path) == stored_rows(database, ["#"])
+    assert read_rewrites(FS, lake_of(path)).open is None
+
+
+def test_a_job_plans_again_if_tables_were_derived_again_while_it_waited(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(database, 1, topic="home/kitchen/heat")
+    append(database, 1, topic="home/kitchen/light")
+    with tiering(path) as job:
+        job.step()
+        append(database, 2, topic="home/bath/heat")
+        append(database, 2, topic="home/bath/light")
+        locked = tier.locked_files  # type: ignore[attr-defined]
+
+        def waiting(*given: Any, **options: Any) -> Any:
+            monkeypatch.setattr(tier, "locked_files", locked)
+            set_type(path, 'column = "v", type = "double"', 'column = "v", type = "string"')
+            retier(here(FS), str(path), ["home_kitchen_heat", "home_kitchen_light"])
+            return locked(*given, **options)
+
+        monkeypatch.setattr(tier, "locked_files", waiting)
+        assert job.step() is not None
+    assert {row["v"] for row in content(path, "home_heat")} == {"1", "2"}
+    assert tiered_rows(path) == stored_rows(database, ["#"])
+
+
+def test_tables_of_an_earlier_version_keep_their_names_after_a_retier(
+    database: Database, path: Path
+) -> None:
+    append(database, 1, topic="site/line1/state")
+    tier_all(path)
+    (lake_of(path) / REWRITE).unlink()
+    assert retier(here(FS), str(path), ["site_line1_state"]) == {"site_line1_state": 1}
+    append(database, 2, topic="site/line2/state")
+    append(database, 3, topic="site/line3/state")
+    tier_all(path)
+    assert len(content(path, "site_line1_state")) == 1
+    assert len(content(path, "site_state")) == 2
+    rules = (lake_of(path) / "rules.toml").read_text().split("\n[[rule]]\n")
+    kept = [rule for rule in rules if 'table = "site_line1_state"' not in rule]
+    assert len(kept) == len(rules) - 1
+    (lake_of(path) / "rules.toml").write_text("\n[[rule]]\n".join(kept))
+    assert retier(here(FS), str(path), ["site_line1_state"]) == {"site_state": 1}
+    assert len(content(path, "site_state")) == 3
     assert tiered_rows(path) == stored_rows(database, ["#"])
 
 

@@ -48,18 +48,20 @@ from siltstone.pipeline.lake.files import (
     rule_schema,
     write_file,
 )
-from siltstone.pipeline.lake.ledger import lake_directory, read_ledger
+from siltstone.pipeline.lake.ledger import Ledger, lake_directory, read_ledger
 from siltstone.pipeline.lake.merge import StoredFile
 from siltstone.pipeline.lake.names import DEAD_LETTER, OTHER
 from siltstone.pipeline.lake.rules import Rule, Rules, load_rules
 from siltstone.pipeline.lake.tables.rewrite import (
+    REWRITE,
     Change,
     OpenRewrite,
+    Rewrites,
     read_rewrites,
     write_rewrites,
 )
 from siltstone.pipeline.lake.tables.rows import dead_tables, other_dead_letters, plan_rows
-from siltstone.pipeline.lake.tables.versions import store_rules
+from siltstone.pipeline.lake.tables.versions import replace_rules, store_rules
 from siltstone.scan.options import ReadOptions
 from siltstone.scan.survey import find_database
 from siltstone.store.directory import Store
@@ -286,6 +288,19 @@ def _moved(draft: Draft) -> dict[str, str]:
     return {table: target for table in sorted(draft.tables - fed) if table != target}
 
 
+def begin_rewrites(fs: FileSystem, lake: PurePath, clock: Clock, ledger: Ledger) -> None:
+    """Prepare a lake for its first rewrite.
+
+    The rules of an earlier version never give way to wider ones: queries name its tables. The
+    caller holds the lock of the batches.
+    """
+    if fs.exists(lake / REWRITE):
+        return
+    if ledger.batch or ledger.open is not None:
+        replace_rules(fs, lake, load_rules(fs, lake).kept(), clock)
+    write_rewrites(fs, lake, Rewrites())
+
+
 def retier(
     run: Runner,
     path: str,
@@ -308,12 +323,12 @@ def retier(
     lake = lake_directory(directory, found.name)
     with locked_files(used, lake):
         ledger = read_ledger(used, lake, found.identity)
-        rewriter = Rewriter(
-            used, clock or SystemClock(), lake, application=ledger.application, run=run
-        )
-        if read_rewrites(used, lake).open is not None:
-            with locked_batches(used, lake):
-                rewriter.finish()
+        now = clock or SystemClock()
+        rewriter = Rewriter(used, now, lake, application=ledger.application, run=run)
+        with locked_batches(used, lake):
+            ledger = read_ledger(used, lake, found.identity)
+            begin_rewrites(used, lake, now, ledger)
+            rewriter.finish()
         _refuse_unknown(used, lake, tables)
         rules = load_rules(used, lake).effective().with_wanted(tables)
         draft = rewriter.draft(tables, rules)

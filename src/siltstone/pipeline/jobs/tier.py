@@ -24,7 +24,7 @@ from siltstone.errors import LockedError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem, absolute_path
-from siltstone.pipeline.jobs.rewriting import Rewriter
+from siltstone.pipeline.jobs.rewriting import Rewriter, begin_rewrites
 from siltstone.pipeline.jobs.survey import Customs, survey
 from siltstone.pipeline.jobs.tasks import (
     TASK_BYTES,
@@ -38,7 +38,6 @@ from siltstone.pipeline.jobs.upkeep import (
     locked_batches,
     locked_files,
     locked_lake,
-    refuse_open_rewrite,
     remove_unused,
     tidy,
 )
@@ -51,6 +50,7 @@ from siltstone.pipeline.lake.delta import (
     last_batch,
     list_tables,
     refuse_overwritten,
+    remove_torn_checkpoint,
     shorten_log,
     stored_files,
     sync_log,
@@ -79,13 +79,8 @@ from siltstone.pipeline.lake.merge import FAN_IN, MergeTask
 from siltstone.pipeline.lake.names import DEAD_LETTER, OTHER, Content
 from siltstone.pipeline.lake.payloads import Decoder
 from siltstone.pipeline.lake.rules import RULES, Partition, Rule, Rules, load_rules
-from siltstone.pipeline.lake.tables.rewrite import (
-    REWRITE,
-    Rewrites,
-    read_rewrites,
-    write_rewrites,
-)
-from siltstone.pipeline.lake.tables.versions import replace_rules, store_rules
+from siltstone.pipeline.lake.tables.rewrite import Rewrites, read_rewrites
+from siltstone.pipeline.lake.tables.versions import store_rules
 from siltstone.scan.columns.schema import table_schema
 from siltstone.scan.offsets import bounds_of
 from siltstone.scan.options import ReadOptions
@@ -168,6 +163,14 @@ class TierReport:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Leaving:
+    """Tables whose rows must be rewritten by some rules before the next batch."""
+
+    tables: Sequence[str]
+    rules: Rules
+
+
 class TierJob:
     """Tiers one database; it holds the lock of the lake until it is closed."""
 
@@ -191,6 +194,7 @@ class TierJob:
             stack.enter_context(locked_lake(self._fs, self.lake))
             self._ledger = read_ledger(self._fs, self.lake, self.database.identity)
             self._contents: dict[str, Content] = {}
+            self._rewritten = 0
             self._opened = OpenTables(self._fs)
             self._rewriter = Rewriter(
                 self._fs,
@@ -208,6 +212,8 @@ class TierJob:
             self._swept_at: float | None = None
             # Tables that the sweep of this hour has not come to.
             self._sweeping: list[str] = []
+            for name in list_tables(self._fs, self.lake):
+                remove_torn_checkpoint(self._fs, self.lake / name)
             # If a table was overwritten, rows that are added now would be lost when the table is
             # restored.
             refuse_overwritten(self._fs, self.lake, opened=self._opened)
@@ -230,32 +236,50 @@ class TierJob:
 
     def step(self) -> TierStep | None:
         """Tier one batch; return None if there are no rows to tier. Raises: SiltstoneError."""
-        self._complete()
         while True:
             with locked_batches(self._fs, self.lake):
-                if self._ledger.open is not None:
-                    return self._repeat(self._ledger.open)
-                span = self._next_span()
-                if span is None:
-                    return None
-                rules = self._rules_for(*span)
-                leaving = self._leaving(rules)
-                if not leaving:
-                    batch, written = self._written(*span, rules)
-                    rules = batch.rules
-                    leaving = self._evolved(rules)
-                    if not leaving:
-                        return self._tier(batch, written)
+                rewrites = self._rewrites()
+                leaving: _Leaving | None = None
+                if rewrites.open is None:
+                    outcome = self._batch()
+                    if not isinstance(outcome, _Leaving):
+                        return outcome
+                    leaving = outcome
             # The locks are taken in this order everywhere.
             with locked_files(self._fs, self.lake), locked_batches(self._fs, self.lake):
-                self._rewriter.complete(self._rewriter.draft(leaving, rules), self._ledger.batch)
-                self._contents.clear()
+                # Another process may have held both locks in between, and may have been killed.
+                if self._rewrites().stage != rewrites.stage:
+                    continue
+                if leaving is None:
+                    # Rows that are added to a table of an open rewrite would not survive it.
+                    self._rewriter.finish()
+                else:
+                    draft = self._rewriter.draft(leaving.tables, leaving.rules)
+                    self._rewriter.complete(draft, self._ledger.batch)
 
-    def _complete(self) -> None:
-        """Complete a rewrite that a killed process has left."""
-        if read_rewrites(self._fs, self.lake).open is not None:
-            with locked_files(self._fs, self.lake), locked_batches(self._fs, self.lake):
-                self._rewriter.finish()
+    def _batch(self) -> TierStep | _Leaving | None:
+        """Tier one batch, unless rows must leave tables before; None if there are no rows."""
+        if self._ledger.open is not None:
+            return self._repeat(self._ledger.open)
+        span = self._next_span()
+        if span is None:
+            return None
+        rules = self._rules_for(*span)
+        if tables := self._leaving(rules):
+            return _Leaving(tables=tables, rules=rules)
+        batch, written = self._written(*span, rules)
+        if tables := self._evolved(batch.rules):
+            return _Leaving(tables=tables, rules=batch.rules)
+        return self._tier(batch, written)
+
+    def _rewrites(self) -> Rewrites:
+        """Return the rewrites of the lake; after a new one, tables may have other columns."""
+        rewrites = read_rewrites(self._fs, self.lake)
+        if rewrites.number != self._rewritten:
+            self._rewritten = rewrites.number
+            self._contents.clear()
+            self._fitting.clear()
+        return rewrites
 
     def _repeat(self, batch: OpenBatch) -> TierStep:
         """Write a batch again that a killed job has left open, and finish it."""
@@ -328,7 +352,9 @@ class TierJob:
             return []
         try:
             with locked_files(self._fs, self.lake, wait=False):
-                refuse_open_rewrite(self._fs, self.lake)
+                if read_rewrites(self._fs, self.lake).open is not None:
+                    # The next step completes it.
+                    return []
                 due = list(dict.fromkeys([*due, *self._sweep(now + _SWEEP_ROUND_SECONDS)]))
                 done = tidy(self._fs, self._clock, self.lake, due, self._merge, opened=self._opened)
                 # A table with more to merge is looked at again by the next call.
@@ -523,17 +549,9 @@ class TierJob:
         return [table for table, size in sizes.items() if 0 < size <= MOVE_BYTES_MAX]
 
     def _known_rules(self) -> Rules:
-        """Return the rules of the file.
-
-        Rules of an earlier version stay as they are: people know its tables by their names.
-        """
-        rules = self._load_rules()
-        if not self._fs.exists(self.lake / REWRITE):
-            if self._ledger.batch:
-                rules = rules.kept()
-                replace_rules(self._fs, self.lake, rules, self._clock)
-            write_rewrites(self._fs, self.lake, Rewrites())
-        return rules
+        """Return the rules of the file."""
+        begin_rewrites(self._fs, self.lake, self._clock, self._ledger)
+        return self._load_rules()
 
     def _tables(self) -> dict[str, Content]:
         """Return the content of each table, which never changes."""

@@ -32,7 +32,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from siltstone.clock import Clock
 from siltstone.errors import CorruptionError, RetryError, StorageFullError, UsageError
 from siltstone.fs.api import EntryKind, FileSystem
-from siltstone.fs.publish import create_directories
+from siltstone.fs.publish import create_directories, remove_file
 from siltstone.pipeline.lake.files import MadeFile
 from siltstone.pipeline.lake.merge import StoredFile
 from siltstone.pipeline.lake.names import CONTENTS, PARTITION_COLUMNS, Content, content_of
@@ -41,6 +41,7 @@ from siltstone.pipeline.lake.tables.rewrite import Change, read_rewrites
 _LOG: Final = "_delta_log"
 _DRAWN: Final = re.compile("\x1b\\[[0-9;]*m|↳")
 _LAST_CHECKPOINT: Final = "_last_checkpoint"
+_PARQUET_END: Final = b"PAR1"
 # delta-rs writes a checkpoint after some commits, and removes commits, but syncs nothing. After a
 # power cut, a table with an empty checkpoint cannot be opened.
 _NO_CHECKPOINT: Final = PostCommitHookProperties(
@@ -491,6 +492,7 @@ def swap_files(
                         Transaction(name, last) for name, last in transactions.items()
                     ],
                 ),
+                post_commithook_properties=_NO_CHECKPOINT,
             )
         # A killed process may have committed the change without syncing it.
         _sync_commits(fs, table, delta, version)
@@ -549,6 +551,25 @@ def _write_checkpoint(fs: FileSystem, table: PurePath, delta: DeltaTable) -> Non
         with fs.open(log / name, writable=True) as file:
             file.sync()
     fs.sync_directory(log)
+
+
+def remove_torn_checkpoint(fs: FileSystem, table: PurePath) -> None:
+    """Remove a last checkpoint that a power cut has left incomplete: no reader can open the table.
+
+    The commits before it are still there, because they are removed after the sync. The caller holds
+    the lock of the lake, so no other process writes a checkpoint.
+    """
+    log = table / _LOG
+    version = _checkpointed(fs, table)
+    checkpoint = log / f"{version or 0:020}.checkpoint.parquet"
+    if version is None or not fs.exists(checkpoint):
+        return
+    with fs.open(checkpoint, writable=False) as file:
+        end = file.size() - len(_PARQUET_END)
+        if end > 0 and file.read_at(end, len(_PARQUET_END)) == _PARQUET_END:
+            return
+    remove_file(fs, log / _LAST_CHECKPOINT)
+    remove_file(fs, checkpoint)
 
 
 def _checkpointed(fs: FileSystem, table: PurePath) -> int | None:

@@ -19,8 +19,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from siltstone.errors import UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.pipeline.lake.delta import LakeFile
+from siltstone.pipeline.lake.names import PARTITION_COLUMNS
 from siltstone.pipeline.source.partitions import SourcePartition
 from siltstone.pipeline.source.reader import read_partition
 from siltstone.pipeline.source.schema import spark_schema
@@ -52,7 +54,8 @@ class LakeFiles:
         """Yield the rows as batches of this schema."""
         del fs
         for path in self.paths:
-            parts = dict(part.split("=", 1) for part in PurePath(path).parts if "=" in part)
+            named = [part.partition("=") for part in PurePath(path).parts]
+            parts = {name: value for name, _, value in named if name in PARTITION_COLUMNS}
             with pq.ParquetFile(path) as file:
                 there = set(file.schema_arrow.names)
                 needed = {"shard", "serial"} if self.position is not None else set()
@@ -80,8 +83,20 @@ def _conformed(rows: pa.RecordBatch, schema: pa.Schema, parts: Mapping[str, str]
             column = pa.array([parts[field.name]] * rows.num_rows, pa.string())
         else:
             column = pa.nulls(rows.num_rows, field.type)
-        columns.append(column if column.type == field.type else column.cast(field.type))
+        columns.append(_cast(column, field))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    if column.type == field.type:
+        return column
+    try:
+        return column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+        raise UsageError(
+            f"column {field.name} is {column.type} now and cannot be read as {field.type}; call "
+            "attach again, or create the table of the catalog again"
+        ) from exc
 
 
 def lake_schema(fs: FileSystem, options: ReadOptions, table: str) -> StructType:
