@@ -17,6 +17,7 @@ from siltstone.fs.faulty import FaultyFileSystem
 from siltstone.fs.memory import PowerCut
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline.jobs import rewriting
+from siltstone.pipeline.jobs.audit import read_batches
 from siltstone.pipeline.lake.delta import present_tables, swap_files
 from siltstone.pipeline.lake.tables.rewrite import REWRITE, read_rewrites
 from siltstone.pipeline.table import find_seam, row_files
@@ -115,6 +116,20 @@ def test_rows_move_to_the_general_table_when_a_level_varies(database: Database, 
     }
     assert tiered_rows(path) == stored_rows(database, ["#"])
     assert read_rewrites(FS, lake_of(path)).target("home_kitchen_heat") in tables(path)
+
+
+def test_an_audit_knows_the_batches_of_a_table_whose_rows_have_moved(
+    database: Database, path: Path
+) -> None:
+    append(database, "site/line1/state")
+    tier_all(path)
+    append(database, "site/line2/state")
+    tier_all(path)
+    seam = find_seam(FS, ReadOptions(path=str(path), database=DATABASE))
+    known = read_batches(seam.lake, list(row_files(FS, seam)))
+    spans = {shard: sorted(spans, key=lambda span: span.start) for shard, spans in known.items()}
+    for shard, stop in seam.position.items():
+        assert (spans[shard][0].start, spans[shard][-1].stop) == (0, stop)
 
 
 def test_a_move_is_one_transaction_of_each_table(database: Database, path: Path) -> None:

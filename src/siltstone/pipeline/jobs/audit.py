@@ -156,11 +156,8 @@ def audit(spark: SparkSession, path: str, *, database: str = "") -> AuditReport:
     fs = PosixFileSystem()
     options = ReadOptions(path=path, database=database, filters=(), rows_per_batch=65_536)
     seam = find_seam(fs, options)
-    tables = {
-        name: sum(file.rows for file in files)
-        for name, files in row_files(fs, seam).items()
-        if files
-    }
+    files = row_files(fs, seam)
+    tables = {name: sum(file.rows for file in own) for name, own in files.items() if own}
     with opened(fs, options) as store:
         extents = store.extents()
     with plain_errors(SiltstoneError):
@@ -175,8 +172,9 @@ def audit(spark: SparkSession, path: str, *, database: str = "") -> AuditReport:
         sides["lake"] |= recount(lake, unlike(sides["lake"], sides["stored"]))
     report = compare(seam, tables=tables, **sides)
     gaps = find_gaps(seam, sides["lake"], report, extents)
-    # This reads all commits of all tables, so it is done only if there is a gap.
-    batches = _batches(seam.lake, list(tables)) if gaps else {}
+    # This reads all commits of all tables, so it is done only if there is a gap. A table whose rows
+    # have moved still has the commits of its batches.
+    batches = read_batches(seam.lake, list(files)) if gaps else {}
     return replace(report, losses=lost_in(gaps, batches))
 
 
@@ -247,7 +245,7 @@ def lost_in(gaps: Sequence[Gap], batches: Mapping[int, Sequence[range]]) -> list
     ]
 
 
-def _batches(lake: PurePath, tables: Sequence[str]) -> dict[int, list[range]]:
+def read_batches(lake: PurePath, tables: Sequence[str]) -> dict[int, list[range]]:
     """Return the serials of each batch of each shard, from the commits that still exist."""
     batches: dict[int, list[range]] = {}
     for table in tables:
