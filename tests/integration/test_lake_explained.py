@@ -11,8 +11,11 @@ import pytest
 
 import siltstone
 from siltstone.cli.main import execute
+from siltstone.errors import LockedError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline.jobs.rewriting import retier
+from siltstone.pipeline.jobs.upkeep import BATCH, UPKEEP
+from siltstone.pipeline.lake.tables import versions
 from siltstone.pipeline.lake.tables.explain import FEW_ROWS, MANY_FIELDS, TableFeed, explain
 from siltstone.store.database import Database
 from siltstone.store.log.read.pieces import Row
@@ -146,6 +149,26 @@ def test_the_commands_show_and_change_the_schema(
     assert run(capsys, "schema", "diff", "2", "2", *data) == "no difference\n"
     told = run(capsys, "pipeline", "tables", *data, "--explain")
     assert "plant/+/heat" in told
+
+
+def test_a_type_is_chosen_while_no_job_changes_the_rules(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(database, "plant/1/heat", v=1)
+    tier_all(path)
+    want_type = versions.want_type
+    refused: list[str] = []
+
+    def watched(*given: Any, **options: Any) -> int:
+        for name in (UPKEEP, BATCH):
+            with pytest.raises(LockedError):
+                FS.lock(lake_of(path) / name)
+            refused.append(name)
+        return want_type(*given, **options)
+
+    monkeypatch.setattr(versions, "want_type", watched)
+    assert execute(["schema", "set", "plant_heat", "v", "string", "--data", str(path)]) == 0
+    assert refused == [UPKEEP, BATCH]
 
 
 def test_a_table_by_hand_needs_a_filter_and_a_name(database: Database, path: Path) -> None:

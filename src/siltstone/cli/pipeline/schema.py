@@ -134,7 +134,10 @@ def set_(
     $ siltstone pipeline retier --table plant_oven
     """
     versions, fs, lake = _versions(data, database)
-    number = versions.want_type(fs, lake, SystemClock(), table=name, column=column, kind=kind)
+    upkeep = pipeline("jobs.upkeep")
+    # Jobs change the rules too. A rewrite goes on with the rules that it has begun with.
+    with upkeep.locked_files(fs, lake), upkeep.locked_batches(fs, lake):
+        number = versions.want_type(fs, lake, SystemClock(), table=name, column=column, kind=kind)
     if json:
         show_json({"version": number})
     else:
