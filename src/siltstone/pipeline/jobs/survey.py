@@ -148,6 +148,7 @@ def _new_rule(
     # A structure that varies at all levels has no word for its name.
     named = levels if levels.count("+") < len(levels) else [begun.rstrip("0123456789"), *levels]
     partitions = {rule.partition for rule in joined} or {customs.partition}
+    drifts = {rule.drift for rule in joined}
     rule = Rule(
         filter=text,
         table=table_name(named, names),
@@ -155,6 +156,8 @@ def _new_rule(
         decode=kind.decode,
         partition="hour" if "hour" in partitions else "day",
         learned=True,
+        # A user may have chosen it for the rules that this one replaces.
+        drift=drifts.pop() if len(drifts) == 1 else "rescue",
     )
     return replace(rule, fields=_joined_fields(rule, joined)) if joined else rule
 

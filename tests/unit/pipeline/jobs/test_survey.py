@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -88,3 +89,10 @@ def test_only_the_first_payloads_are_looked_at() -> None:
     batch = pa.record_batch({"topic": topics, "payload": payloads})
     (rule,) = survey([batch], Rules(), PLAIN).rules
     assert [field.column for field in rule.fields] == ["v"]
+
+
+def test_a_wider_rule_keeps_what_a_user_has_chosen_for_values_that_do_not_fit() -> None:
+    first = survey([rows("home/bath/heat", v=1)], Rules(), PLAIN)
+    evolving = Rules(replace(rule, drift="evolve") for rule in first.rules)
+    (both,) = survey([rows("home/hall/heat", v=1)], evolving, PLAIN).rules
+    assert (both.filter, both.drift) == ("home/+/heat", "evolve")
