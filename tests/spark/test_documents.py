@@ -76,6 +76,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
                         b'{"celsius": %d, "value": %d}' % (number, number),
                     ),
                     Row(f"{plant}/temp", b'{"value": %d, "unit": "C"}' % number),
+                    Row(f"{plant}/oven/{number % 3}", b'{"value": 21.5, "at": {"x": 1}}'),
                 ]
             ).wait()
     (directory / "etc").mkdir()

@@ -156,7 +156,8 @@ class Reader:
 
     def _configure(self, text: str) -> None:
         tables = tomllib.loads(text)
-        if "rule" in tables:
+        # The rules of the lake are in a file of their own.
+        if {"rule", "lake"} & tables.keys():
             return
         file = self._directory / "siltstone.toml"
         file.write_text(text, "utf-8")

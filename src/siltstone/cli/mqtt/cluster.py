@@ -139,7 +139,7 @@ def export_local(
     ] = None,
     data: Data = DATA_DEFAULT,
 ) -> None:
-    """Make replicated databases local ones, in the directory of a stopped site or a backup of one.
+    """Make replicated databases local, at a stopped site or in a backup.
 
     They have what the site had. A directory that was exported does not belong to the cluster any
     more.

@@ -268,7 +268,6 @@ def retier(
     The rows get the columns and tables of rules.toml as it is now. Each table changes in one
     transaction. The command works beside a running tier job.
 
-    $ siltstone schema set plant_oven value string
     $ siltstone pipeline retier --table plant_oven
     """
     path = checked_directory(data, database)

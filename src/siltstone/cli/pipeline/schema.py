@@ -126,12 +126,11 @@ def set_(
     database: DatabaseName = "",
     json: Json = False,
 ) -> None:
-    """Choose the type of a column. It gets the type when the table is derived again.
+    """Choose the type of a column, for when the table is derived again.
 
-    The command works beside a running tier job.
+    The command works beside a running tier job. Derive the table with 'siltstone pipeline retier'.
 
     $ siltstone schema set plant_oven value string
-    $ siltstone pipeline retier --table plant_oven
     """
     versions, fs, lake = _versions(data, database)
     upkeep = pipeline("jobs.upkeep")

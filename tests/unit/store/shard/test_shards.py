@@ -35,10 +35,10 @@ from siltstone.store.log.records import (
     record_of,
 )
 from siltstone.store.log.slab import Slab
-from siltstone.store.log.write.committer import COMPRESSION
-from siltstone.store.log.write.layout import LogLayout
+from siltstone.store.log.write.committer import COMPRESSION, Committer
 from siltstone.store.segment.chain import directory_bytes
 from siltstone.store.segment.frame import PLAIN
+from siltstone.store.shard.leader import LeaderShard, Leading
 from siltstone.store.shard.shards import Shards
 from siltstone.store.shard.upkeep import Reclaimable
 from siltstone.store.slab.drops import Why
@@ -568,17 +568,17 @@ class TestSizes:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: list[list[SlabId]] = []
-        assign = LogLayout.__setattr__
+        turn_over = vars(LeaderShard)["_turn_over"]
+
+        def watched(leader: LeaderShard, leading: Leading, committer: Committer) -> Committer:
+            following: Committer = turn_over(leader, leading, committer)
+            # The layout takes the committer when this returns.
+            seen.append([slab.id for slab in slabs.all() if slabs.slab_bytes(slab.id)])
+            return following
+
+        monkeypatch.setattr(LeaderShard, "_turn_over", watched)
         with opened(World()) as slabs:
-
-            def watched(shard: LogLayout, name: str, value: object) -> None:
-                if name == "committer":
-                    seen.append([slab.id for slab in slabs.all() if slabs.slab_bytes(slab.id)])
-                assign(shard, name, value)
-
-            monkeypatch.setattr(LogLayout, "__setattr__", watched)
             slabs.seal()
-            monkeypatch.undo()
         assert seen == [[SlabId(0, 1), SlabId(0, 2)]]
 
 

@@ -109,11 +109,12 @@ class _Node:
         self._join([word for word in words if is_identifier(word)])
         for similar in self._similar(is_root=is_root):
             self._join(similar)
-        if _PLUS in self.children:
-            varying = self.children[_PLUS]
-            self._join(
-                word for word, child in list(self.children.items()) if child.belongs_to(varying)
-            )
+        # A level that varies grows with each word that joins it, so others may belong to it then.
+        while (varying := self.children.get(_PLUS)) is not None:
+            belonging = [word for word, child in self.children.items() if child.belongs_to(varying)]
+            if not belonging:
+                return
+            self._join(belonging)
 
     def belongs_to(self, varying: _Node) -> bool:
         """Return whether most of the structures from here on are those of a level that varies."""

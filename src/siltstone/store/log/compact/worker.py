@@ -11,6 +11,7 @@ import json
 import select
 import sys
 import time
+from io import FileIO
 from pathlib import PurePath
 from typing import Any
 
@@ -61,10 +62,16 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer requests until stdin ends."""
+    """Answer requests until stdin ends, or until the broker does not read the answers."""
     lower_priority()
+    # Without a buffer nothing is left to write when the pipe breaks.
+    answers = FileIO(sys.stdout.fileno(), "w", closefd=False)
     while line := sys.stdin.readline():
-        print(json.dumps(answer(json.loads(line))), flush=True)  # noqa: T201 - the protocol
+        try:
+            answers.write(f"{json.dumps(answer(json.loads(line)))}\n".encode())
+        except BrokenPipeError:
+            # The broker was killed. Its next start finishes or removes what was written.
+            return
 
 
 if __name__ == "__main__":
