@@ -138,7 +138,7 @@ class ClusterSite:
         self._opened: set[str] = set()
         self._placing = Placing(settings, self._shards, self._peers, self._loop)
         self._alarms = AlarmWatch()
-        self._producers = ProducerNames(fs, settings.directory)
+        self._producers = ProducerNames(fs, settings.directory, clock)
         self._copier = Copier(settings, self._shards, self._peers, self._ask_for_copy, self._loop)
         self._scrubber = Scrubber(
             settings, self._shards, self._placing, self._ask_for_copy, self._copier

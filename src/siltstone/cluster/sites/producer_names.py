@@ -3,17 +3,23 @@
 A name is 8 random bytes of the directory of the site, and a number that only grows. A process takes
 a block of numbers when it starts, durably, before it uses one. So the numbers below its block
 belong to processes that have ended. A site that lost its directory has other random bytes.
+
+A block begins at the wall time in microseconds, or behind the block before it if the clock was set
+back. A directory may be an old state of itself, or a copy of that of another site: the file alone
+would then give out names again, and the leader would take new rows for repetitions of old ones.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from threading import Lock
 from typing import Final
 
+from siltstone.clock import Clock
 from siltstone.errors import CorruptionError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import create_directories, replace_file
@@ -27,8 +33,9 @@ _BLOCK: Final = 1 << 20
 class ProducerNames:
     """The names of one process. From any thread."""
 
-    def __init__(self, fs: FileSystem, directory: PurePath) -> None:
+    def __init__(self, fs: FileSystem, directory: PurePath, clock: Clock) -> None:
         self._fs = fs
+        self._clock = clock
         self._directory = directory
         self._lock = Lock()
         self._next = -1
@@ -55,6 +62,7 @@ class ProducerNames:
         else:
             create_directories(self._fs, self._directory)
             site = secrets.token_bytes(PREFIX_BYTES)
+        base = max(base, self._clock.now_us())
         values = {"site": site.hex(), "next": base + _BLOCK}
         replace_file(self._fs, path, json.dumps(values).encode())
         self.site, self.base, self._next = site, base, base
@@ -68,15 +76,21 @@ def ended_producers(
     """Return which producers are used no more: the first bytes of their names, and the last number;
     None for all of a site that is gone.
 
-    `own` and `heard` have the first number of each process that runs.
+    `own` and `heard` have the first number of each process that runs. Sites whose directories are
+    copies of one have the same first bytes: then nothing tells which of their processes have ended.
     """
-    running = {site: base for site, base in (*own, *(each for each in heard if each)) if base > 0}
+    shared = Counter(site.producers for site in sites.values())
+    running: dict[bytes, int] = {}
+    for site, base in (*own, *(each for each in heard if each)):
+        if base >= 0:
+            running[site] = min(base, running.get(site, base))
     gone = {
         site.producers
         for site in sites.values()
         if site.role is SiteRole.GONE and site.producers and site.producers not in running
     }
-    return [
-        *((site, base - 1) for site, base in sorted(running.items())),
-        *((site, None) for site in sorted(gone)),
+    ended: list[tuple[bytes, int | None]] = [
+        (site, base - 1) for site, base in sorted(running.items()) if base
     ]
+    ended += [(site, None) for site in sorted(gone)]
+    return [each for each in ended if shared[each[0]] <= 1]
