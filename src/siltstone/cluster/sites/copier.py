@@ -27,6 +27,7 @@ from siltstone.store.writer.replication.follower import Status
 
 _LOG: Final = logging.getLogger("siltstone.cluster")
 _AGAIN_SECONDS: Final = 1.0
+_REPAIR_ATTEMPTS: Final = 10
 # What was read before a pause is stored after this time.
 _PAUSE_SECONDS: Final = 0.5
 
@@ -68,7 +69,10 @@ class Copier:
     async def repair(
         self, shard: SiteShard, damaged: frozenset[str], sources: frozenset[str]
     ) -> None:
-        """Replace damaged segments by those of other sites; none in `sources`: of any."""
+        """Replace damaged segments by those of other sites; none in `sources`: of any.
+
+        It is given up after some attempts.
+        """
         if key_of(shard.log) in self.under_way:
             return
         log(_LOG, logging.WARNING, "shard_repairs", segments=sorted(damaged), **_facts(shard))
@@ -78,12 +82,18 @@ class Copier:
         key = key_of(shard.log)
         self.under_way[key] = copying
         try:
-            # One shard at a time: the others of this site, and the peers, go on.
-            async with self._turn:
-                while not copying.stop.is_set() and self._shards.get(key) is shard:
+            attempts = 0
+            while not copying.stop.is_set() and self._shards.get(key) is shard:
+                # One shard at a time: the others of this site, and the peers, go on. A shard that
+                # finds no source does not stop the copies of others.
+                async with self._turn:
                     if await self._try(shard, copying):
                         return
-                    await asyncio.sleep(_AGAIN_SECONDS)
+                attempts += 1
+                if copying.repairs and attempts == _REPAIR_ATTEMPTS:
+                    # The sources are chosen anew: they may be away, or damaged by now.
+                    return
+                await asyncio.sleep(_AGAIN_SECONDS)
         finally:
             del self.under_way[key]
             if shard.tail is not None:

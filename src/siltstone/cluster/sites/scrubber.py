@@ -27,6 +27,7 @@ from siltstone.store.writer.replication.sites.scrubbing import Finding, compare
 
 _LOG: Final = logging.getLogger("siltstone.cluster")
 _FIRST_SECONDS: Final = 2.0
+_AGAIN_SECONDS: Final = 30.0
 
 
 class Scrubber:
@@ -46,6 +47,8 @@ class Scrubber:
         self._ask = ask
         self._copier = copier
         self._stopped = Event()
+        # When to look again for sites to repair a shard from.
+        self._asked_again_at: dict[str, float] = {}
         # How many segments were found damaged or different, and how many were checked.
         self.damaged = 0
         self.undecided: set[str] = set()
@@ -58,14 +61,14 @@ class Scrubber:
         loop = asyncio.get_running_loop()
         while True:
             for shard in list(self._shards.values()):
-                await self._repair_known(shard)
+                await self.repair_known(shard)
             if loop.time() >= due:
                 due = loop.time() + self._settings.scrub_interval
                 for shard in list(self._shards.values()):
                     await self._scrub(shard)
             await asyncio.sleep(_FIRST_SECONDS)
 
-    async def _repair_known(self, shard: SiteShard) -> None:
+    async def repair_known(self, shard: SiteShard) -> None:
         """Repair what a check, or `verify --repair` before the start, has found."""
         try:
             known = await asyncio.to_thread(shard.log.damaged)
@@ -73,8 +76,29 @@ class Scrubber:
             log(_LOG, logging.ERROR, "scrub_failed", error=str(exc), shard=key_of(shard.log))
             return
         shard.damaged = known
-        if known:
-            await self._copier.repair(shard, known, frozenset())
+        key, now = key_of(shard.log), asyncio.get_running_loop().time()
+        if not known or shard.log.view.leads or now < self._asked_again_at.get(key, 0.0):
+            # While it leads, another site is asked to lead first.
+            return
+        sources = await self._sources(key, known)
+        if sources is None:
+            # Each answer costs the other sites the reading of a segment.
+            self._asked_again_at[key] = now + _AGAIN_SECONDS
+        else:
+            await self._copier.repair(shard, known, sources)
+
+    async def _sources(self, key: str, paths: frozenset[str]) -> frozenset[str] | None:
+        """Return the sites from which all these segments may be copied: those that agree about
+        each. Empty: any site, for none has a sealed copy of them. None: no site now.
+        """
+        if not self._placing.able(key):
+            return None
+        agreed: frozenset[str] | None = None
+        for path in sorted(paths):
+            if others := await self._others(key, path):
+                sources = compare(None, others).sources
+                agreed = sources if agreed is None else agreed & sources
+        return frozenset() if agreed is None else agreed or None
 
     async def _scrub(self, shard: SiteShard) -> None:
         key, bad = key_of(shard.log), set[str]()
@@ -91,7 +115,7 @@ class Scrubber:
         except SiltstoneError as exc:
             log(_LOG, logging.ERROR, "scrub_failed", error=str(exc), shard=key)
         if bad:
-            await self._repair_known(shard)
+            await self.repair_known(shard)
 
     async def _is_bad(self, shard: SiteShard, key: str, path: str) -> bool:
         """Compare a segment with those of the other sites; return whether to replace ours."""
@@ -104,7 +128,9 @@ class Scrubber:
             log(_LOG, logging.ERROR, "segment_damaged", shard=key, segment=path, error=str(exc))
             own = None
         self.checked += 1
-        found = compare(own, await self._others(key, path))
+        others = await self._others(key, path)
+        replicas = frozenset() if shard.placement is None else shard.placement.replicas
+        found = compare(own, others, copies=len(replicas | others.keys() | {self._placing.site}))
         if found.finding is Finding.REPAIR:
             if own is not None:
                 log(_LOG, logging.ERROR, "segment_differs", shard=key, segment=path)

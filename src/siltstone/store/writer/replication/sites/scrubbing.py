@@ -30,8 +30,9 @@ class Comparison:
     sources: frozenset[str] = frozenset()
 
 
-def compare(own: bytes | None, others: Mapping[str, bytes]) -> Comparison:
-    """Return what to do with our copy. `others` has the digests of the copies that can be read.
+def compare(own: bytes | None, others: Mapping[str, bytes], *, copies: int = 0) -> Comparison:
+    """Return what to do with our copy. `others` has the digests of the copies that can be read, and
+    `copies` is the number of all copies, also of sites that do not answer now.
 
     A copy that cannot be read is repaired from the sites that agree, if no more sites disagree. A
     copy that can be read is replaced only if a majority of all copies has other rows.
@@ -50,5 +51,8 @@ def compare(own: bytes | None, others: Mapping[str, bytes]) -> Comparison:
     if own == best:
         # The others repair themselves.
         return Comparison(Finding.SOUND)
+    if own is not None and 2 * count <= copies:
+        # Those that are away may have our rows.
+        return Comparison(Finding.UNDECIDED)
     sources = frozenset(site for site, digest in others.items() if digest == best)
     return Comparison(Finding.REPAIR, sources)

@@ -43,3 +43,12 @@ def test_two_copies_never_repair_each_other_in_a_circle() -> None:
         found = compare(own, others)
         assert site not in found.sources
         assert (found.finding is Finding.REPAIR) == (own == b"y")
+
+
+def test_a_minority_of_the_copies_replaces_no_copy_that_can_be_read() -> None:
+    # Two of five sites do not answer; they may have our rows.
+    assert compare(b"y", {"b": b"x", "c": b"x"}, copies=5) == UNDECIDED
+    assert compare(b"y", {"b": b"x", "c": b"x", "d": b"x"}, copies=5) == repair("b", "c", "d")
+    assert compare(b"y", {"b": b"x", "c": b"x"}, copies=3) == repair("b", "c")
+    # A copy that cannot be read has nothing to lose.
+    assert compare(None, {"b": b"x"}, copies=5) == repair("b")
