@@ -17,6 +17,7 @@ from siltstone.cluster.shared_log import Connection, ask
 from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.writer.replication.sites.membership import Placement
 from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("cluster")]
@@ -67,6 +68,7 @@ async def _read(directory: Path) -> None:
         for _ in range(20):
             assert await registry.databases() == ["one", "two"]
             assert await registry.sites() == {}
+        await check_placed(registry)
         info = await ask(client, f"STREAM.INFO.KV_{BUCKET}")
         assert info["state"]["consumer_count"] == 0
         with pytest.raises(UsageError, match="used by the cluster 'plant'"):
@@ -74,3 +76,13 @@ async def _read(directory: Path) -> None:
         await client.close()
     finally:
         await process.stop()
+
+
+async def check_placed(registry: Registry) -> None:
+    """Check that a site with a replica of any shard is found, also of one that is not open here."""
+    assert await registry.placed() == frozenset()
+    first = Placement(replicas=frozenset("ab"), insync=frozenset("ab"))
+    second = Placement(replicas=frozenset("b"), insync=frozenset("b"), wanted=frozenset("bc"))
+    assert await registry.place("silt_one_0_e1", first, 0)
+    assert await registry.place("silt_two_0_e1", second, 0)
+    assert await registry.placed() == frozenset("abc")

@@ -200,6 +200,18 @@ class Registry:
         assert entry.value is not None
         return decode_placement(entry.value), entry.revision or 0
 
+    async def placed(self) -> frozenset[str]:
+        """Return the sites that have a replica of any shard, or shall have one.
+
+        Raises: NatsError, ApiError.
+        """
+        found: set[str] = set()
+        for key in await self._names("place"):
+            placement, _ = await self.placement(key)
+            if placement is not None:
+                found |= placement.replicas | placement.wanted
+        return frozenset(found)
+
     async def place(self, key: str, placement: Placement, revision: int) -> bool:
         """Replace the placement of a shard; return False if another site was faster.
 

@@ -268,6 +268,11 @@ class ClusterSite:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("cluster_task_failed", exc_info=error, extra={"facts": {}})
+            if not self._started.is_set():
+                # `start` waits for it.
+                reason = str(error) or type(error).__name__
+                self._failure = SiltstoneError(f"the site of the cluster cannot start: {reason}")
+                self._started.set()
 
     async def _begin(self) -> None:
         try:
@@ -590,15 +595,9 @@ class ClusterSite:
             enter = partial(entered, settings=self._settings, producers=producers)
             await registry.change_site(self.site, enter)
             sites = await registry.sites()
-        left = [
-            name
-            for name, site in sites.items()
-            if site.role is SiteRole.LEAVING
-            and all(
-                shard.placement is not None and name not in shard.placement.replicas
-                for shard in self._shards.values()
-            )
-        ]
+        leaving = [name for name, site in sites.items() if site.role is SiteRole.LEAVING]
+        placed = await registry.placed() if leaving else frozenset()
+        left = [name for name in leaving if name not in placed]
         for name in left:
             if await registry.change_site(name, has_left):
                 log(_LOG, logging.INFO, "site_left", site=name)

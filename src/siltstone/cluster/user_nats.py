@@ -81,9 +81,12 @@ def check_servers(known: dict[str, dict[str, Any]]) -> None:
     for page, values in known.items():
         try:
             _check_server(values)
+            identity = str(values["server_id"])
         except SiltstoneError as exc:
             raise UsageError(f"{page}: {exc}") from exc
-        other = servers.setdefault(str(values["server_id"]), page)
+        except (KeyError, TypeError, AttributeError) as exc:
+            raise UsageError(f"{page} is not the monitoring page of a NATS server: {exc}") from exc
+        other = servers.setdefault(identity, page)
         if other != page:
             raise UsageError(f"cluster.nats_monitor names one server twice: {other} and {page}")
         clusters.setdefault(str(values.get("cluster", {}).get("name", "")), page)

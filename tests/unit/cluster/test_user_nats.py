@@ -48,6 +48,12 @@ def test_a_server_that_could_lose_data_is_refused(changes: dict[str, Any], text:
         check_servers(known)
 
 
+@pytest.mark.parametrize("answer", [{"hello": "world"}, {"version": "2.15.1", "jetstream": True}])
+def test_a_page_of_another_server_is_refused(answer: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="http://nats-0:8222 is not the monitoring page"):
+        check_servers({PAGES[0]: answer})
+
+
 def test_an_account_without_limits_or_with_enough_is_accepted() -> None:
     for storage, streams in ((-1, -1), (STREAM_BYTES, 2)):
         limits = {"max_storage": storage, "max_streams": streams}
