@@ -29,6 +29,7 @@ from siltstone.errors import (
 from siltstone.rows.batch import RowBatch
 from siltstone.store.log.write.cook import ROW_OVERHEAD, Call
 from siltstone.store.shard.replicated.port import (
+    ClosedProducerError,
     NotLeaderError,
     OutOfOrderError,
     UnknownVersionError,
@@ -44,6 +45,7 @@ _CHECKED: Final = 2
 _OWN: Final = 4
 # The most specific class comes first.
 _ERRORS: Final[Mapping[str, type[SiltstoneError]]] = {
+    "closed_producer": ClosedProducerError,
     "not_leader": NotLeaderError,
     "out_of_order": OutOfOrderError,
     "unknown_version": UnknownVersionError,

@@ -45,6 +45,7 @@ from siltstone.store.shard.replicated.damage import (
 from siltstone.store.shard.replicated.mark_file import Marked, read_mark, write_mark
 from siltstone.store.shard.replicated.payloads import BadPayloadError, payload_of
 from siltstone.store.shard.replicated.port import (
+    ClosedProducerError,
     LogView,
     NotLeaderError,
     OutOfOrderError,
@@ -436,7 +437,10 @@ class ReplicatedLog:
         for claim in record.claims:
             self._requests += 1
             admission, _ = self._core.admit(self._requests, claim)
-            assert admission is Admission.TAKEN, "the call was examined before"
+            if admission is not Admission.TAKEN:
+                # The calls were examined before; what counted since has closed a producer.
+                self._do(self._core.withdraw())
+                raise NotLeaderError("a producer was closed meanwhile; send the calls again")
 
     def examine(self, calls: Sequence[Call]) -> list[Outcome | Exception | None]:
         """Return for each call its outcome if it need not be stored: it repeats another one, or it
@@ -464,7 +468,7 @@ class ReplicatedLog:
             if claim.number <= stored:
                 found.append(_REPEATED)
             elif producers.is_closed(claim.producer):
-                found.append(UsageError("the sender of the call was closed"))
+                found.append(ClosedProducerError("the sender of the call was closed"))
             elif claim.previous != last:
                 found.append(OutOfOrderError(f"an earlier call is not stored: last={last}"))
             else:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from siltstone.errors import RetryError
+from siltstone.errors import RetryError, UsageError
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.replication.follower import Progress, Status
 
@@ -20,6 +20,10 @@ class NotLeaderError(RetryError):
 
 class OutOfOrderError(RetryError):
     """An earlier call of the same sender is not stored: nothing happened; send both in order."""
+
+
+class ClosedProducerError(UsageError):
+    """The sender of the call was closed, and no call of it is stored any more."""
 
 
 class UnknownVersionError(RetryError):

@@ -7,6 +7,8 @@ producer of its own is recognised by that one instead.
 Invariants:
 - a call gets the outcome of any attempt that was stored. It is refused only if every attempt was;
 - while no leader is known, or its answer does not come, the calls wait;
+- if the cluster has given this site up, and closed its producer, the router continues as another
+  one. The outcome of a call with an attempt that was not answered is unknown then;
 - the bytes of the waiting calls are bounded.
 """
 
@@ -27,6 +29,7 @@ from siltstone.store.log.write.cook import Call
 from siltstone.store.shard.replicated.calls import decode_answer, encode_call
 from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.shard.replicated.port import (
+    ClosedProducerError,
     NotLeaderError,
     OutOfOrderError,
     Replication,
@@ -46,11 +49,12 @@ class _Waiting:
     The number is 0 if the call has a producer of its own.
     """
 
-    __slots__ = ("attempt", "call", "number", "place", "term", "ticket")
+    __slots__ = ("attempt", "call", "number", "place", "sender", "term", "ticket")
 
-    def __init__(self, place: int, number: int, call: Call, ticket: Ticket) -> None:
+    def __init__(self, place: int, sender: Sender, call: Call, ticket: Ticket) -> None:
         self.place = place
-        self.number = number
+        self.sender = sender
+        self.number = 0 if call.producer else sender.begin()
         self.call = call
         self.ticket = ticket
         self.attempt = 0
@@ -91,8 +95,8 @@ class Router:
             if self._closed:
                 raise ClosedError("the database is closed")
             self._places += 1
-            number = 0 if call.producer else self._sender.begin()
-            waiting = self._waiting[self._places] = _Waiting(self._places, number, call, ticket)
+            waiting = _Waiting(self._places, self._sender, call, ticket)
+            self._waiting[self._places] = waiting
             self._pending_bytes += size
             self._send(waiting)
 
@@ -151,7 +155,7 @@ class Router:
         waiting.term = view.term
         call = waiting.call
         if waiting.number:
-            call.claim = self._sender.attempt(waiting.number, attempt)
+            call.claim = waiting.sender.attempt(waiting.number, attempt)
         then = partial(self._answered, waiting, attempt)
         if not view.leads:
             self._cluster.send(self._log, view.leader, encode_call(call), partial(_told, then))
@@ -175,16 +179,41 @@ class Router:
                 return
             if waiting.attempt == attempt:
                 waiting.attempt = 0
-            if not self._settles(waiting, attempt, answer):
+            if waiting.number and isinstance(answer, ClosedProducerError):
+                waiting.sender.refused(waiting.number, attempt)
+                settled = self._begin_anew(waiting.sender)
+                answer = OutcomeUnknownError(f"an attempt has no answer, and {answer}")
+            elif self._settles(waiting, attempt, answer):
+                settled = [waiting]
+            else:
                 return
-            del self._waiting[waiting.place]
-            self._pending_bytes -= waiting.call.size_bytes
+            for each in settled:
+                del self._waiting[each.place]
+                self._pending_bytes -= each.call.size_bytes
             self._condition.notify_all()
-        waiting.ticket.resolve(answer, waiting.call.rows)
+        for each in settled:
+            each.ticket.resolve(answer, each.call.rows)
+
+    def _begin_anew(self, closed: Sender) -> list[_Waiting]:
+        """Continue as another producer, in the same order; return the calls that may have been
+        stored. The caller holds the lock.
+        """
+        if self._sender is closed:
+            self._sender = Sender(self._cluster.producer())
+        unknown: list[_Waiting] = []
+        for waiting in self._waiting.values():
+            if not waiting.number or waiting.sender is not closed:
+                continue
+            if closed.give_up(waiting.number):
+                waiting.sender, waiting.attempt = self._sender, 0
+                waiting.number = self._sender.begin()
+            else:
+                unknown.append(waiting)
+        return unknown
 
     def _settles(self, waiting: _Waiting, attempt: int, answer: Answer) -> bool:
         """Return whether an answer is the outcome of the call; otherwise it is sent again."""
-        number, sender = waiting.number, self._sender
+        number, sender = waiting.number, waiting.sender
         if isinstance(answer, Outcome):
             if number:
                 sender.stored(number)

@@ -18,6 +18,7 @@ from siltstone.store.shard.replicated.calls import decode_call, encode_answer
 from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.shard.replicated.port import (
     LogView,
+    ClosedProducerError,
     NotLeaderError,
     OutOfOrderError,
     Replication,
@@ -53,6 +54,9 @@ class Desk:
             submit=lambda call, ticket: self.own.append((call, ticket)),
             pending_bytes_max=lambda: 100,
         )
+
+    def producer(self) -> bytes:
+        return b"n" * 16
 
     def led_by(self, leader: str, term: int = 1) -> LogView:
         self.view = LogView(
@@ -120,6 +124,41 @@ def test_a_refused_call_is_sent_again_with_its_number(error: Exception) -> None:
     assert [number for _, number, _ in desk.sent] == [claim(1, 0)] * 2
     desk.sent[1][2](encode_answer(STORED))
     assert (ticket.done, ticket.error) == (True, None)
+
+
+def test_a_site_whose_producer_was_closed_continues_as_another_one() -> None:
+    desk = Desk()
+    desk.led_by("b")
+    tickets = [desk.append() for _ in range(3)]
+    closed = encode_answer(ClosedProducerError("the sender of the call was closed"))
+    for _, _, then in list(desk.sent):
+        then(closed)
+    # The first answer tells that the others may have been stored before.
+    assert [ticket.done for ticket in tickets] == [False, True, True]
+    assert all(isinstance(ticket.error, OutcomeUnknownError) for ticket in tickets[1:])
+    tickets.append(desk.append())
+    desk.router.look()
+    later = [
+        Claim(producer=b"n" * 16, number=1, previous=0),
+        Claim(producer=b"n" * 16, number=2, previous=1),
+    ]
+    assert sorted((number for _, number, _ in desk.sent[3:] if number), key=str) == sorted(
+        later, key=str
+    )
+    for _, _, then in desk.sent[3:]:
+        then(encode_answer(STORED))
+    assert [tickets[0].error, tickets[3].error, desk.router.pending] == [None, None, 0]
+
+
+def test_a_call_whose_first_attempt_has_no_answer_ends_when_its_producer_is_closed() -> None:
+    desk = Desk()
+    desk.led_by("b")
+    ticket = desk.append()
+    desk.led_by("c", 2)
+    desk.router.look()
+    desk.sent[1][2](encode_answer(ClosedProducerError("the sender of the call was closed")))
+    assert isinstance(ticket.error, OutcomeUnknownError)
+    assert desk.router.pending == 0
 
 
 def test_a_call_without_an_answer_goes_to_the_next_leader() -> None:
