@@ -17,6 +17,7 @@ from siltstone.store.database import Database
 from siltstone.store.directory import Store
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.log.write.partition import Columns
+from siltstone.store.shard.replicated.copying import Offer
 from siltstone.store.shard.replicated.port import NotLeaderError
 from siltstone.store.slab.manifest import SlabId
 from siltstone.store.slab.settings import DatabaseSettings
@@ -33,6 +34,11 @@ def until(holds: object, what: str) -> None:
     while not holds():
         assert time.monotonic() < deadline, what
         _NEVER.wait(0.002)
+
+
+def split_whole(table: bytes) -> list[bytes]:
+    """Return the names in a table of producers."""
+    return [table[at : at + 16] for at in range(0, len(table), 25)]
 
 
 def rows_of(database: Database) -> list[tuple[str, bytes]]:
@@ -312,6 +318,34 @@ def test_what_a_cut_off_leader_had_taken_goes_to_the_next_one(three: Three) -> N
     three.settle()
     for name in "abc":
         assert [value for _, value in three.rows(name)] == [b"1", b"2", b"3"]
+
+
+def test_the_end_of_a_producer_is_published_until_it_counts(three: Three) -> None:
+    three.lead("a")
+    three.append("b", b"1")
+    three.settle()
+    log = three.sites["a"].attached["m", 0]
+    offers: list[Offer | None] = []
+    log.ask_for_offer(offers.append)
+    until(lambda: offers, "an offer")
+    assert offers[0] is not None
+    (producer,) = split_whole(offers[0].marked.producers.encode())
+    # It is lost on the way to the log, and no row follows.
+    three.sites["a"].is_cut = True
+    log.retire([(producer[:8], None)])
+    until(lambda: log.view.waiting, "it is published")
+    three.sites["a"].is_cut = False
+
+    def has_counted() -> bool:
+        three.tick()
+        return not log.view.waiting
+
+    until(has_counted, "it has counted")
+    # The site is not gone after all.
+    three.append("b", b"2")
+    three.settle()
+    for name in "abc":
+        assert [value for _, value in three.rows(name)] == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -428,6 +428,10 @@ class ReplicatedLog:
         elif self._closing:
             raise OutcomeUnknownError("the store was closed before the shared log had the record")
         # Other events come often, so their absence says nothing about the record.
+        self._publish_again(core)
+
+    def _publish_again(self, core: ReplicatedShard) -> None:
+        """Publish again what has not counted for a while."""
         now_us = int(self._clock.monotonic() * SECOND_US)
         if core.leader is not None and self._outbox.watch(core.leader.oldest(), now_us):
             self._do(core.publish_again())
@@ -532,6 +536,8 @@ class ReplicatedLog:
                 self._do(core.claim())
             case _Tick():
                 self._mark()
+                # A RETIRE is under way without a commit that waits for it.
+                self._publish_again(core)
             case _Ask():
                 event.then(self._offer())
             case _Retire():
