@@ -73,6 +73,7 @@ _WATCH_SECONDS: Final = 0.5
 # A call without an answer is sent again, which is harmless.
 _CALL_SECONDS: Final = 3.0
 _SAY_SECONDS: Final = 10.0
+_AGAIN_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 15.0
 _BEATS: Final = "silt.beat"
 _PING_SECONDS: Final = 3
@@ -291,18 +292,27 @@ class ClusterSite:
             return
         self._registry = Registry(self._connection, self._clock, replicas=self._settings.replicas)
         self._started.set()
+        self._spawn(self._open_registry())
         for work in (
-            self._open_registry(),
-            self._beat(),
-            self._watch(),
-            self._renew(),
-            self._mark(),
-            self._tidy(),
-            self._hand_over(),
-            self._scrubber.run(),
-            self._look_for_alarms(),
+            self._beat,
+            self._watch,
+            self._renew,
+            self._mark,
+            self._tidy,
+            self._hand_over,
+            self._scrubber.run,
+            self._look_for_alarms,
         ):
-            self._spawn(work)
+            self._spawn(self._forever(work))
+
+    async def _forever(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin a loop again if an error that was not foreseen has ended it, which is logged."""
+        while True:
+            task = self._start(work())
+            await asyncio.wait([task])
+            if task.cancelled() or task.exception() is None:
+                return
+            await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _connect(self, url: str) -> None:
         client = Client()
@@ -626,9 +636,12 @@ class ClusterSite:
         """Ask each successor to claim; return whether there is one."""
         chosen = self._placing.successors()
         for key, name in chosen.items():
-            view = self._shards[key].log.view
-            log(_LOG, logging.INFO, "shard_handed_over", shard=key, site=name, term=view.term)
-            data = json.dumps({"shard": key, "term": view.term}).encode()
+            # It may have been closed while the one before it was handed over.
+            if (shard := self._shards.get(key)) is None:
+                continue
+            term = shard.log.view.term
+            log(_LOG, logging.INFO, "shard_handed_over", shard=key, site=name, term=term)
+            data = json.dumps({"shard": key, "term": term}).encode()
             await self._reply(f"silt.lead.{name}", data)
         return bool(chosen)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from threading import Thread
 
 import pytest
@@ -17,22 +17,26 @@ from siltstone.fs.posix import PosixFileSystem
 pytestmark = pytest.mark.timeout(30)
 
 
-def test_a_start_that_fails_unexpectedly_ends(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: PurePath
-) -> None:
-    async def start(_: NatsProcess) -> Ports:
-        raise ValueError("an error of a library")
-
-    monkeypatch.setattr(NatsProcess, "start", start)
+def make_site(directory: PurePath) -> ClusterSite:
     settings = ClusterSettings(
         name="plant",
         site="a",
         seeds=(Address("127.0.0.1", 7400),),
         listen=None,
         secret=b"the secret of this cluster",
-        directory=PurePath(tmp_path),
+        directory=directory,
     )
-    site = ClusterSite(settings, PosixFileSystem(), ManualClock())
+    return ClusterSite(settings, PosixFileSystem(), ManualClock())
+
+
+def test_a_start_that_fails_unexpectedly_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def start(_: NatsProcess) -> Ports:
+        raise ValueError("an error of a library")
+
+    monkeypatch.setattr(NatsProcess, "start", start)
+    site = make_site(PurePath(tmp_path))
     errors: list[Exception] = []
 
     def begin() -> None:
@@ -47,4 +51,21 @@ def test_a_start_that_fails_unexpectedly_ends(
     assert [str(error) for error in errors] == [
         "the site of the cluster cannot start: an error of a library"
     ]
+    site.stop()
+
+
+def test_a_loop_that_fails_unexpectedly_begins_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("siltstone.cluster.site._AGAIN_SECONDS", 0.0)
+    site = make_site(PurePath(tmp_path))
+    turns: list[int] = []
+
+    async def work() -> None:
+        turns.append(len(turns))
+        if len(turns) < 3:
+            raise KeyError("a shard that was closed")
+
+    site._loop.run_until_complete(site._forever(work))  # noqa: SLF001 -- a real site never ends it
+    assert turns == [0, 1, 2]
     site.stop()
