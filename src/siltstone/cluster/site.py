@@ -618,7 +618,7 @@ class ClusterSite:
         ended = ended_producers(
             self._placing.sites,
             [(self._producers.site, self._producers.base)],
-            [peer.producers for peer in self._peers.values()],
+            [peer.producers for name, peer in self._peers.items() if self._placing.is_alive(name)],
         )
         for shard in self._shards.values():
             if shard.log.view.leads:

@@ -76,8 +76,9 @@ def ended_producers(
     """Return which producers are used no more: the first bytes of their names, and the last number;
     None for all of a site that is gone.
 
-    `own` and `heard` have the first number of each process that runs. Sites whose directories are
-    copies of one have the same first bytes: then nothing tells which of their processes have ended.
+    `own` and `heard` have the first number of each process that is heard now. Sites whose
+    directories are copies of one have the same first bytes: then nothing tells which of their
+    processes have ended.
     """
     shared = Counter(site.producers for site in sites.values())
     running: dict[bytes, int] = {}

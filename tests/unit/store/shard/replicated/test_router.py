@@ -17,8 +17,8 @@ from siltstone.store.log.write.cook import Call
 from siltstone.store.shard.replicated.calls import decode_call, encode_answer
 from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.shard.replicated.port import (
-    LogView,
     ClosedProducerError,
+    LogView,
     NotLeaderError,
     OutOfOrderError,
     Replication,
