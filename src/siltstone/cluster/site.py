@@ -491,6 +491,7 @@ class ClusterSite:
                 "producers": [self._producers.site.hex(), self._producers.base],
                 "shards": shards,
                 "stopping": self._placing.is_stopping,
+                "fit": self._placing.is_fit,
             }
             with suppress(NatsError, OSError, asyncio.TimeoutError):
                 if self._client.is_connected:
@@ -528,6 +529,7 @@ class ClusterSite:
             "reason": view.reason,
             # What counted waits for disk space.
             "full": view.is_full,
+            "damaged": bool(shard.damaged),
             # The first message that must stay in the log while this site copies.
             "hold": 0 if copying is None else copying.hold,
             "copied_bytes": 0 if copying is None else copying.fetched_bytes,
@@ -554,8 +556,15 @@ class ClusterSite:
         if site == self.site:
             return
         now_us = _now_us()
+        is_fit = bool(values.get("fit", True))
         self._peers[site] = Peer(
-            self._loop.time(), shards, bool(values.get("stopping")), reads, skew_us, producers
+            self._loop.time(),
+            shards,
+            bool(values.get("stopping")),
+            reads,
+            skew_us,
+            producers,
+            is_fit,
         )
         for key, theirs in shards.items():
             shard = self._shards.get(key)
@@ -654,7 +663,8 @@ class ClusterSite:
             return
         view = shard.log.view
         is_ready = view.status is Status.CURRENT and view.term == term and not view.leads
-        if is_ready and not self._placing.is_stopping:
+        is_fit = self._placing.is_fit and not shard.damaged
+        if is_ready and is_fit and all_can_read(VERSION, self._versions_heard()):
             shard.log.claim()
 
     async def _resign(self) -> None:

@@ -18,6 +18,7 @@ from siltstone.cluster.settings import ClusterSettings
 from siltstone.cluster.shared_log import stream_of
 from siltstone.cluster.sites.seen import AWAY_SECONDS, Peer, SiteShard
 from siltstone.logs import log
+from siltstone.store.writer.replication.codec import VERSION
 from siltstone.store.writer.replication.follower import Status
 from siltstone.store.writer.replication.health import clock_is_wrong
 from siltstone.store.writer.replication.sites.membership import (
@@ -126,7 +127,7 @@ class Placing:
                 shard.placement,
                 self.site,
                 facts,
-                able=self.able(key),
+                able=self._able_to_lead(key),
                 is_fit=self.is_fit and not shard.damaged,
                 may_balance=is_calm and is_settled and not found,
             )
@@ -159,6 +160,17 @@ class Placing:
             if self.is_alive(name)
             and not peer.is_stopping
             and peer.shards.get(key, {}).get("status") == Status.CURRENT.value
+        ]
+
+    def _able_to_lead(self, key: str) -> list[str]:
+        """Return the other sites that would not hand a shard over at once, and whose records this
+        site can read.
+        """
+        able = {name: self._peers[name] for name in self.able(key)}
+        return [
+            name
+            for name, peer in able.items()
+            if peer.is_fit and peer.reads <= VERSION and not peer.shards[key].get("damaged")
         ]
 
     # Placements

@@ -51,6 +51,8 @@ class Peer:
     skew_us: int = 0
     # The first bytes of its producers, and the first number of its process.
     producers: tuple[bytes, int] | None = None
+    # Whether it may lead, as far as it can tell itself.
+    is_fit: bool = True
 
 
 @dataclass(slots=True)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import PurePath
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from siltstone.cluster.settings import Address, ClusterSettings
 from siltstone.cluster.sites.placing import Placing
-from siltstone.cluster.sites.seen import AWAY_SECONDS, Peer
+from siltstone.cluster.sites.seen import AWAY_SECONDS, Peer, SiteShard
+from siltstone.store.writer.replication.codec import VERSION
+from siltstone.store.writer.replication.follower import Status
+from siltstone.store.writer.replication.sites.membership import Placement
 
 HOUR_US = 3_600_000_000
 SETTINGS = ClusterSettings(
@@ -61,3 +66,29 @@ def test_a_site_that_is_about_to_end_does_not_lead(loop: asyncio.AbstractEventLo
     ending = placing(loop)
     ending.is_stopping = True
     assert not ending.is_fit
+
+
+@pytest.mark.parametrize(
+    ("unfit", "shard"),
+    [({"is_fit": False}, {}), ({"reads": VERSION + 1}, {}), ({}, {"damaged": True})],
+)
+def test_a_leader_hands_over_to_a_site_that_keeps_the_shard(
+    loop: asyncio.AbstractEventLoop, unfit: dict[str, Any], shard: dict[str, Any]
+) -> None:
+    """It would otherwise be handed to and fro, or written in a version that is not read here."""
+    seen = {"status": Status.CURRENT.value, "leads": False}
+    peers = {
+        "b": Peer(loop.time(), {"d/0": seen | shard}, **unfit),
+        "c": Peer(loop.time(), {"d/0": seen}),
+    }
+    log = SimpleNamespace(view=SimpleNamespace(leads=True))
+    sites = frozenset("abc")
+    led = SimpleNamespace(
+        log=log,
+        placement=Placement(replicas=sites, insync=sites),
+        successor="",
+        leading_since=0.0,
+        damaged=frozenset({"1/1.seg"}),
+    )
+    site = Placing(SETTINGS, {"d/0": cast("SiteShard", led)}, peers, loop)
+    assert site.successors() == {"d/0": "c"}
