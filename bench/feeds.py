@@ -16,12 +16,12 @@ from rich.table import Table
 import siltstone
 from bench.workload import columns, fill, scratch, settings, topics
 from siltstone import Database
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
 from siltstone.store.feed.pool import ReadJob
 from siltstone.store.feed.position import START, Position
 from siltstone.store.feed.reader import FeedRead
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
 
@@ -87,7 +87,7 @@ def add_feeds(hub: FeedHub, count: int, filters: Filters, position: Position) ->
 
 def live_cost(database: Database, count: int, filters: Filters) -> tuple[float, int]:
     """Return ns of the owner's time for each delivered row, and the number of frames read."""
-    announced: list[FeedBatch] = []
+    announced: list[StoredBatch] = []
     unlisten = database.on_commit(announced.append)
     users = Users()
     source = database.feed_source()

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from siltstone.errors import OutcomeUnknownError, SiltstoneError
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
 from siltstone.store.feed.pool import Feed, ReadJob
 from siltstone.store.feed.position import Position
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.tx.operations import MONOTONIC
 from siltstone.store.tx.transaction import Transaction
@@ -61,7 +61,7 @@ class Follower:
         self.lost = 0
         self.serials: list[int] = []
 
-    def receive(self, batch: FeedBatch, picked: list[int] | None) -> None:
+    def receive(self, batch: StoredBatch, picked: list[int] | None) -> None:
         batch.load()
         serials = batch.number_rows()
         for index in range(batch.count) if picked is None else picked:
@@ -85,7 +85,7 @@ class ChangeMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.jobs: list[ReadJob] = []
-        self.announced: list[FeedBatch] = []
+        self.announced: list[StoredBatch] = []
         self.followers = [Follower(each) for each in FOLLOWED]
         self.random = Random(0)
 

@@ -24,8 +24,8 @@ from hypothesis.stateful import (
 )
 
 from siltstone.broker.settings.storage import StoreRule
+from siltstone.rows.stored import StoredBatch
 from siltstone.session.archive.records import SavedSession
-from siltstone.store.feed.rows.batch import FeedBatch
 from tests.support.broker_core import V3, V5
 from tests.support.broker_device import Terms
 from tests.support.broker_model import NEVER, Wish
@@ -96,7 +96,7 @@ class DurableMachine(RuleBasedStateMachine):
         self.core = core
         core.real.on_commit(self.hear)
 
-    def hear(self, batch: FeedBatch) -> None:
+    def hear(self, batch: StoredBatch) -> None:
         batch.load()
         self.committed.extend(batch.values)
 

@@ -24,13 +24,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
 from siltstone.store.feed.pool import ReadJob
 from siltstone.store.feed.position import START, Position
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.slab.manifest import SlabId
@@ -85,7 +85,7 @@ class FeedMachine(RuleBasedStateMachine):
         self.feeds: list[ModelFeed] = []
         self.jobs: list[ReadJob] = []
         self.ran: set[ReadJob] = set()
-        self.announced: list[deque[FeedBatch]] = []
+        self.announced: list[deque[StoredBatch]] = []
         self.values = count()
         self.nested = False
         self.random = Random(0)

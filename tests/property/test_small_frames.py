@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.store.feed.rows.batch import FeedBatch
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.rows.decode import load_parts, serials_of, streams_of
 from siltstone.store.log.read.frame_rows import FrameRows, all_rows
 from siltstone.store.log.read.pieces import COLUMNS, Piece, Row
@@ -109,7 +109,7 @@ def test_lists_of_many_frames_are_those_of_each_frame(frames: list[list[Row]]) -
     assert _ids(streams_of(one)) == _ids(streams_of(many))
     batches = []
     for parts in (one, many):
-        batch = FeedBatch(0, 1, 0, 0, sum(part.num_rows for part in parts))
+        batch = StoredBatch(0, 1, 0, 0, sum(part.num_rows for part in parts))
         batch.loader = partial(load_parts, parts)
         batch.load()
         batches.append(batch)

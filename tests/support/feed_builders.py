@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from siltstone.errors import SiltstoneError
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
 from siltstone.store.feed.pool import Feed, Found, ReadJob
 from siltstone.store.feed.position import START, Position
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
 
@@ -20,10 +20,10 @@ def parsed(*texts: str) -> list[TopicFilter]:
     return [TopicFilter.parse(text) for text in texts]
 
 
-def batch_of(shard: int, serials: Sequence[int], topics: Sequence[str], stop: int) -> FeedBatch:
+def batch_of(shard: int, serials: Sequence[int], topics: Sequence[str], stop: int) -> StoredBatch:
     """Return a loaded batch; the value of a row is its serial."""
     start = serials[0] if serials else stop
-    batch = FeedBatch(shard, 1, start, stop, len(serials))
+    batch = StoredBatch(shard, 1, start, stop, len(serials))
     batch.serials = list(serials)
     batch.names = [topic.encode() for topic in dict.fromkeys(topics)]
     batch.topics = [topic.encode() for topic in topics]
@@ -89,7 +89,7 @@ class HubByHand:
     def now(self) -> Position:
         return Position(dict(enumerate(self.source.ends())))
 
-    def commit(self, *topics: str, shard: int = 0) -> FeedBatch:
+    def commit(self, *topics: str, shard: int = 0) -> StoredBatch:
         """Store rows, and return the batch to announce."""
         known = self.source.topics[shard]
         first = len(known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from siltstone.store.feed.rows.batch import FeedBatch
+from siltstone.rows.stored import StoredBatch
 
 WALL_US: Final = 1_000_000_000
 
@@ -16,10 +16,10 @@ def rows(
     publisher: bytes = b"other",
     properties: bytes = b"",
     at_us: int = WALL_US,
-) -> FeedBatch:
+) -> StoredBatch:
     """Return rows with serials from `first` on; their values are their serials."""
     serials = list(range(first, first + len(flags)))
-    batch = FeedBatch(0, 1, first, first + len(flags), len(flags))
+    batch = StoredBatch(0, 1, first, first + len(flags), len(flags))
     batch.serials = serials
     batch.topics = [topic.encode()] * len(flags)
     batch.values = [b"%d" % serial for serial in serials]

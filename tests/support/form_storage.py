@@ -9,6 +9,7 @@ from typing import Any
 
 from crc32c import crc32c
 
+from siltstone.rows.stored import StoredBatch, rows_by_name, rows_by_time
 from siltstone.snapshot.format.records import (
     Handshakes,
     QueuedMessage,
@@ -18,7 +19,7 @@ from siltstone.snapshot.format.records import (
     SubscriptionState,
     WaitingWill,
 )
-from siltstone.store.feed.rows.batch import FeedBatch, committed_batch, rows_by_name, rows_by_time
+from siltstone.store.feed.rows.committed import committed_batch
 from siltstone.store.feed.rows.decode import load_parts, serials_of, streams_of
 from siltstone.store.kv import keys as kv_keys
 from siltstone.store.log.read.frame_rows import FrameRows
@@ -150,7 +151,7 @@ def _call(rng: Random) -> Call:
     return Call(batch)
 
 
-def _facts(batch: FeedBatch) -> Any:
+def _facts(batch: StoredBatch) -> Any:
     return (
         batch.serials,
         batch.timestamps,
@@ -212,7 +213,7 @@ def frames(rng: Random) -> Any:
         if (found := learned.stream(stream_id)) is not None
     ]
     live = committed_batch(0, 1, serial, cooked)
-    batch = FeedBatch(0, 1, serial, serial + cooked.row_count, cooked.row_count)
+    batch = StoredBatch(0, 1, serial, serial + cooked.row_count, cooked.row_count)
     batch.serials = serials_of(pieces)
     batch.loader = partial(load_parts, pieces)
     for each in (live, batch):

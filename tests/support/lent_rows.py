@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from siltstone.mqtt.publish import PUBACK
+from siltstone.rows.stored import StoredBatch
 from siltstone.session.lending import Member
 from siltstone.session.sending.outbox import Outbox
-from siltstone.store.feed.rows.batch import FeedBatch
 from tests.support.receiver import make_outbox
 
 V5 = 5
@@ -23,10 +23,10 @@ def rows_of(
     publishers: Sequence[bytes] = (),
     properties: Sequence[bytes] = (),
     arrived_us: int = 0,
-) -> FeedBatch:
+) -> StoredBatch:
     """Return consecutive rows; each value is the serial."""
     count = len(topics)
-    batch = FeedBatch(shard, 0, first, first + count, count)
+    batch = StoredBatch(shard, 0, first, first + count, count)
     batch.serials = list(range(first, first + count))
     batch.topics = list(topics)
     batch.names = list(dict.fromkeys(topics))

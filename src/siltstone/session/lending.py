@@ -25,10 +25,10 @@ from typing import Final
 
 from siltstone.mqtt.publish import NO_EXPIRY, with_time_left
 from siltstone.rows.batch import DUP
+from siltstone.rows.stored import StoredBatch, rows_by_time
 from siltstone.session.durable.progress import Progress, ShardProgress
 from siltstone.session.sending.delivery import NEVER, Delivery, Loan, left_us_of, properties_of
 from siltstone.session.sending.outbox import Outbox
-from siltstone.store.feed.rows.batch import FeedBatch, rows_by_time
 from siltstone.units import SECOND_US
 
 LEAST_LOADED: Final = "least-loaded"
@@ -315,7 +315,7 @@ class Lending:
             self._lend_again(revoked, now)
         return count
 
-    def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
+    def receive(self, batch: StoredBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
         """Lend rows of a batch; None means all of them.
 
         The rows are recorded in the order of their serials and lent in the order of their
@@ -338,7 +338,7 @@ class Lending:
             member.measure(now)
 
     def _lend_row(
-        self, batch: FeedBatch, index: int, lane: ShardProgress, now: float, wall_us: int
+        self, batch: StoredBatch, index: int, lane: ShardProgress, now: float, wall_us: int
     ) -> None:
         serial = batch.serials[index]
         properties = properties_of(batch, index)

@@ -22,11 +22,11 @@ import pyarrow as pa
 
 from siltstone.errors import NotFoundError, SiltstoneError, UsageError
 from siltstone.rows.batch import RowBatch
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.feeds import CREDIT, Feeds, Wanted, listen
 from siltstone.store.feed.position import Position
 from siltstone.store.feed.reader import FeedReader
 from siltstone.store.feed.reading import StoreSource
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.keyvalue import TIMEOUT, KeyValueDatabase
 from siltstone.store.log.arguments import (
     require_durability,
@@ -480,7 +480,7 @@ class Database:
         """Return the source for a FeedHub; for callers with their own event loop or thread."""
         return self._source
 
-    def on_commit(self, callback: Callable[[FeedBatch], None]) -> Callable[[], None]:
+    def on_commit(self, callback: Callable[[StoredBatch], None]) -> Callable[[], None]:
         """Call back with the rows of every flush from now on, when readers can see them; return a
         function that ends it.
 

@@ -24,12 +24,12 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.rows.batch import RowBatch
+from siltstone.rows.stored import StoredBatch
 from siltstone.settings.declare import encoding_of, pending
 from siltstone.store.feed.changes import ChangeSource, listen_for_changes
 from siltstone.store.feed.feeds import CREDIT, Feeds, Wanted
 from siltstone.store.feed.position import Position
 from siltstone.store.feed.reader import FeedReader
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.kv.api import Engine
 from siltstone.store.kv.slab import KeyValueSlab
 from siltstone.store.log.arguments import require_durability, require_kind
@@ -371,7 +371,7 @@ class KeyValueDatabase:
         """Return the source for a FeedHub; for callers with their own event loop or thread."""
         return self._source
 
-    def on_commit(self, callback: Callable[[FeedBatch], None]) -> Callable[[], None]:
+    def on_commit(self, callback: Callable[[StoredBatch], None]) -> Callable[[], None]:
         """Call back with the changes of every commit from now on, when readers can see them;
         return a function that ends it.
 

@@ -13,11 +13,11 @@ from typing import Protocol, cast
 from siltstone.clock import Clock
 from siltstone.errors import OutcomeUnknownError
 from siltstone.guard import contain, contain_with
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
 from siltstone.store.feed.pool import Feed, ReadJob, Source, StagedFilters
 from siltstone.store.feed.position import Position
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
 
@@ -45,7 +45,7 @@ class Consumer(Protocol):
 
     feed: Feed | None
 
-    def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
+    def receive(self, batch: StoredBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
         """Receive some rows of a batch; None means all of them."""
 
     def freed(self) -> int:
@@ -72,7 +72,7 @@ class SessionFeeds:
         """Return for each shard the serial after the last announced row."""
         return dict(enumerate(self.hub.ends))
 
-    def announce_from_thread(self, batch: FeedBatch) -> None:
+    def announce_from_thread(self, batch: StoredBatch) -> None:
         """Announce rows that a shard has committed; called on the thread of the shard."""
         self._shell.soon_from_thread(partial(self.hub.announce, batch))
 
@@ -149,7 +149,7 @@ class SessionFeeds:
         self,
         consumer: Consumer,
         feed: Feed,
-        batch: FeedBatch,
+        batch: StoredBatch,
         rows: list[int] | None,
         now: float,
         wall_us: int,
@@ -160,7 +160,7 @@ class SessionFeeds:
             self.hub.grant(feed, freed)
 
     def _take_back(
-        self, consumer: Consumer, feed: Feed, batch: FeedBatch, rows: list[int] | None
+        self, consumer: Consumer, feed: Feed, batch: StoredBatch, rows: list[int] | None
     ) -> None:
         """End a feed whose consumer raised an internal error when it received rows.
 

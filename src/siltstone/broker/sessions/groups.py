@@ -26,6 +26,7 @@ from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from siltstone.guard import contain
 from siltstone.logs import log
+from siltstone.rows.stored import StoredBatch
 from siltstone.session.archive.keys import group_parts
 from siltstone.session.archive.owned.group import OwnedGroup
 from siltstone.session.archive.records import SavedGroup
@@ -35,7 +36,6 @@ from siltstone.session.durable.saves import SaveScheduler, SaveTicket
 from siltstone.session.lending import Lending, Member
 from siltstone.session.sending.outbox import Outbox
 from siltstone.store.feed.pool import Feed
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.topic.grammar import TopicFilter
 from siltstone.units import SECOND_US
 
@@ -105,7 +105,7 @@ class StoredShareGroup:
         """Whether the group is saved, or need not be."""
         return self.owned is not None or not self.is_kept
 
-    def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
+    def receive(self, batch: StoredBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
         """Receive rows of the store, and lend them to members."""
         self._groups.busy[self] = None
         self.lending.receive(batch, rows, now, wall_us)

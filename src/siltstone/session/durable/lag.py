@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, cast
 
+from siltstone.rows.stored import StoredBatch
 from siltstone.session.archive.records import (
     NOT_STORED,
     SavedGroup,
@@ -17,7 +18,6 @@ from siltstone.session.durable.wanted import WantedFilter
 from siltstone.session.sending.delivery import left_us_of, properties_of
 from siltstone.store.feed.pool import Source
 from siltstone.store.feed.position import Position
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.matcher import Matcher
@@ -26,7 +26,7 @@ _SETTINGS: Final = FeedSettings(decode=False)
 _NOWHERE: Final[Mapping[int, int]] = {}
 
 # Tells whether a row, by its index in a batch, counts.
-Counts = Callable[[FeedBatch, int], bool]
+Counts = Callable[[StoredBatch, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def backlog_lag(
     wanted = _Wanted(saved, now_us)
     sent = {(one.shard, one.serial) for one in saved.inflight if one.shard != NOT_STORED}
 
-    def counts(batch: FeedBatch, index: int) -> bool:
+    def counts(batch: StoredBatch, index: int) -> bool:
         is_old = age_max_us and batch.came_us(index) + age_max_us < now_us
         return (
             not is_old
@@ -141,7 +141,7 @@ class _Wanted:
                 )
                 self._matcher.put(topic_filter.levels, one.filter, wanted)
 
-    def counts(self, batch: FeedBatch, index: int) -> bool:
+    def counts(self, batch: StoredBatch, index: int) -> bool:
         """Tell whether the session will receive a row."""
         shard, serial = batch.shard, batch.serials[index]
         if batch.flags[index] & 3 == 0 or (shard, serial) in self._done:
@@ -170,7 +170,7 @@ class _Rows:
         self._ends = ends
         self.gone = 0
 
-    def __iter__(self) -> Iterator[tuple[FeedBatch, int]]:
+    def __iter__(self) -> Iterator[tuple[StoredBatch, int]]:
         for shard, last in enumerate(self._source.ends() if self._filters else ()):
             yield from self._of_shard(shard, self._ends.get(shard, last))
 
@@ -186,7 +186,7 @@ class _Rows:
                     break
         return found
 
-    def _of_shard(self, shard: int, end: int) -> Iterator[tuple[FeedBatch, int]]:
+    def _of_shard(self, shard: int, end: int) -> Iterator[tuple[StoredBatch, int]]:
         serial = self._starts.get(shard, 0)
         while self._filters and serial < end:
             found = self._source.read(shard, serial, self._filters, _SETTINGS)
@@ -222,7 +222,7 @@ def _lag(rows: _Rows, counts: Counts, count_max: int | None) -> Lag:
 def _counts_of_group(saved: SavedGroup, now_us: int) -> Counts:
     done = _serials(saved.done)
 
-    def counts(batch: FeedBatch, index: int) -> bool:
+    def counts(batch: StoredBatch, index: int) -> bool:
         return (batch.shard, batch.serials[index]) not in done and not _is_expired(
             batch, index, now_us
         )
@@ -240,5 +240,5 @@ def _serials(ranges: Iterable[SerialRange]) -> set[tuple[int, int]]:
     return {(part.shard, serial) for part in ranges for serial in range(part.first, part.stop)}
 
 
-def _is_expired(batch: FeedBatch, index: int, now_us: int) -> bool:
+def _is_expired(batch: StoredBatch, index: int, now_us: int) -> bool:
     return left_us_of(properties_of(batch, index), batch.came_us(index), now_us) == 0

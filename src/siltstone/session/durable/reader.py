@@ -13,12 +13,12 @@ from typing import Final, cast
 
 from siltstone.mqtt.publish import NO_EXPIRY, with_time_left
 from siltstone.rows.batch import DUP
+from siltstone.rows.stored import StoredBatch, rows_by_time
 from siltstone.session.durable.backlog import Backlog
 from siltstone.session.durable.progress import Progress, ShardProgress
 from siltstone.session.durable.wanted import WantedFilter
 from siltstone.session.sending.delivery import NEVER, Delivery, left_us_of, properties_of
 from siltstone.session.sending.outbox import Outbox
-from siltstone.store.feed.rows.batch import FeedBatch, rows_by_time
 from siltstone.topic.matcher import Matcher
 from siltstone.units import SECOND_US
 
@@ -99,7 +99,7 @@ class Reader:
         """Clear the cached rights, so that they are checked again."""
         self._wants.clear()
 
-    def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
+    def receive(self, batch: StoredBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
         """Take the rows of a batch that are for this session; None means all rows.
 
         The rows are recorded in the order of their serials and offered in the order of their
@@ -160,7 +160,7 @@ class Reader:
 
     def _take(
         self,
-        batch: FeedBatch,
+        batch: StoredBatch,
         index: int,
         serial: int,
         lane: ShardProgress,
@@ -229,7 +229,9 @@ class Reader:
         """
         return serial >= lane.missed_until or min(qos, want.away_qos) > 0
 
-    def _is_too_much(self, batch: FeedBatch, index: int, lane: ShardProgress, wall_us: int) -> bool:
+    def _is_too_much(
+        self, batch: StoredBatch, index: int, lane: ShardProgress, wall_us: int
+    ) -> bool:
         """Tell whether a row is dropped because of the limits of the session."""
         if self.age_max_us and batch.came_us(index) + self.age_max_us < wall_us:
             return True
@@ -240,7 +242,7 @@ class Reader:
             and not backlog.admits(len(batch.values[index]))
         )
 
-    def _wanted(self, batch: FeedBatch, index: int, shard: int, serial: int) -> Want:
+    def _wanted(self, batch: StoredBatch, index: int, shard: int, serial: int) -> Want:
         want = self._want_of(batch.topics[index])
         if serial < want.latest and serial < want.since.get(shard, 0):
             # One subscription is newer than others, so not all of them apply to this row.

@@ -16,6 +16,7 @@ from siltstone.logs import log
 from siltstone.mqtt.packets import Subscription
 from siltstone.mqtt.publish import NO_EXPIRY, expiry_of
 from siltstone.rows.batch import DUP
+from siltstone.rows.stored import StoredBatch
 from siltstone.session.archive.owned.session import OwnedSession
 from siltstone.session.archive.records import (
     NOT_STORED,
@@ -36,7 +37,6 @@ from siltstone.session.sending.outbox import Outbox
 from siltstone.session.subscribed import Subscribed
 from siltstone.store.feed.pool import Feed
 from siltstone.store.feed.position import Position
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.topic.grammar import TopicFilter
 from siltstone.units import SECOND_US
 
@@ -175,7 +175,7 @@ class Durable:
         self._look()
         return self.progress.position()
 
-    def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
+    def receive(self, batch: StoredBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
         """Take rows of the store."""
         self.progress.changed = True
         self.outbox.stir()

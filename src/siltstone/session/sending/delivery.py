@@ -16,8 +16,8 @@ from siltstone.mqtt.publish import (
     stored_properties,
     with_time_left,
 )
+from siltstone.rows.stored import StoredBatch
 from siltstone.session.durable.progress import ShardProgress
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.units import SECOND_US
 
 NEVER: Final = 0.0
@@ -105,7 +105,7 @@ class Budget:
         self.used = 0
 
 
-def properties_of(batch: FeedBatch, index: int) -> bytes:
+def properties_of(batch: StoredBatch, index: int) -> bytes:
     """Return the properties of a row, as receivers may get them.
 
     Properties are checked before they are stored, but version 0.1.0 did not check them. Each

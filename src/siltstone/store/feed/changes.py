@@ -14,9 +14,9 @@ from itertools import groupby
 from typing import Final
 
 from siltstone.errors import NotFoundError, UsageError
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.pool import Found
 from siltstone.store.feed.position import START, Position
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.kv.api import Engine, Item, View
 from siltstone.store.slab.manifest import SlabId
@@ -176,10 +176,10 @@ def _records(view: View, shard: int, start: int, end: int) -> Iterator[tuple[Rec
 
 def batch_of(
     changes: ChangeList, shard: int, serials: list[int], start: int, stop: int
-) -> FeedBatch:
+) -> StoredBatch:
     """Return changes as a batch of rows; the lists are not copied."""
     count = len(serials)
-    batch = FeedBatch(shard, changes.generation, start, stop, count)
+    batch = StoredBatch(shard, changes.generation, start, stop, count)
     batch.serials = serials
     batch.names = list(dict.fromkeys(changes.topics))
     batch.topics = changes.topics
@@ -196,7 +196,7 @@ def batch_of(
 
 
 def listen_for_changes(
-    committers: Sequence[Committer], callback: Callable[[FeedBatch], None]
+    committers: Sequence[Committer], callback: Callable[[StoredBatch], None]
 ) -> Callable[[], None]:
     """Call back with the changes of each commit, on its shard's thread; return a function to end
     it.

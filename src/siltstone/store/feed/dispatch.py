@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from siltstone.errors import SiltstoneError
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.pool import Feed, Rows
-from siltstone.store.feed.rows.batch import FeedBatch
 
 
 class Dispatch:
@@ -17,7 +17,7 @@ class Dispatch:
     be read.
     """
 
-    def __init__(self, batch: FeedBatch) -> None:
+    def __init__(self, batch: StoredBatch) -> None:
         self.batch = batch
         self.shares: list[tuple[Feed, Rows]] = []
         self.lost: list[tuple[Feed, int]] = []

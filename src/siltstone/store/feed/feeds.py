@@ -7,9 +7,10 @@ from threading import Lock
 from typing import Final
 
 from siltstone.errors import ClosedError, SiltstoneError, SlabDroppedError, UsageError
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.position import EARLIEST, LATEST, NEVER, Position
 from siltstone.store.feed.reader import FeedReader
-from siltstone.store.feed.rows.batch import FeedBatch, committed_batch
+from siltstone.store.feed.rows.committed import committed_batch
 from siltstone.store.feed.runner import FeedRunner, FeedSource, Listen
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.log.arguments import require_kind, require_number
@@ -28,7 +29,7 @@ _SETTINGS: Final = FeedSettings(read_rows=1 << 14, read_bytes=16 * 1024 * 1024, 
 Wanted = str | Sequence[str] | StreamIterator
 
 
-def listen(shards: Shards, callback: Callable[[FeedBatch], None]) -> Callable[[], None]:
+def listen(shards: Shards, callback: Callable[[StoredBatch], None]) -> Callable[[], None]:
     """Call back with the rows of each flush, on its shard's thread; return a function to end it."""
 
     def stored(slab: SlabId, first_serial: int, cooked: Cooked) -> None:

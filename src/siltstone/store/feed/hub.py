@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from siltstone.errors import SiltstoneError, UsageError
+from siltstone.rows.stored import StoredBatch, rows_by_name, rows_of_names
 from siltstone.store.feed.dispatch import Dispatch, hand_over
 from siltstone.store.feed.groups import FilterGroups
 from siltstone.store.feed.pool import (
@@ -38,7 +39,6 @@ from siltstone.store.feed.pool import (
     StagedFilters,
 )
 from siltstone.store.feed.position import Position
-from siltstone.store.feed.rows.batch import FeedBatch, rows_by_name, rows_of_names
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
 
@@ -73,7 +73,7 @@ class FeedHub:
             self._shards.append(ShardFeeds(shard, self.ends[shard], settings))
         self._groups = FilterGroups(len(self.ends))
         self._feeds: dict[Feed, None] = {}
-        self._announced: deque[FeedBatch] = deque()
+        self._announced: deque[StoredBatch] = deque()
         self._finished: deque[ReadJob] = deque()
         self._due: deque[ShardFeeds] = deque()
         self._running = False
@@ -174,7 +174,7 @@ class FeedHub:
                     found[shard] = min(place, found.get(shard, place))
         return found
 
-    def announce(self, batch: FeedBatch) -> None:
+    def announce(self, batch: StoredBatch) -> None:
         """Hand over a committed batch; batches of one shard in order."""
         self._announced.append(batch)
         self._run()
@@ -265,7 +265,7 @@ class FeedHub:
             shard_feeds.due = True
             self._due.append(shard_feeds)
 
-    def _commit(self, batch: FeedBatch) -> None:
+    def _commit(self, batch: StoredBatch) -> None:
         """Deliver a committed batch to the live feeds."""
         self._add_shards(batch.shard + 1)
         shard_feeds = self._shards[batch.shard]
@@ -358,7 +358,7 @@ class FeedHub:
 
     def _fail(self, shard_feeds: ShardFeeds, job: ReadJob, error: SiltstoneError) -> None:
         """End the feeds for which the read failed."""
-        dispatch = Dispatch(FeedBatch(job.shard, 0, job.start, job.start, 0))
+        dispatch = Dispatch(StoredBatch(job.shard, 0, job.start, job.start, 0))
         dispatch.error = error
         for feed in shard_feeds.between(job.start, job.start + 1):
             if feed.group in job.groups:
@@ -434,7 +434,7 @@ class FeedHub:
         shard = shard_feeds.shard
         batch = held.batch
         if batch is None:
-            batch = FeedBatch(shard, 0, held.start, held.stop, 0)
+            batch = StoredBatch(shard, 0, held.start, held.stop, 0)
         dispatch = Dispatch(batch)
         for feed in shard_feeds.between(held.start, held.stop):
             if not held.covers(feed.group):

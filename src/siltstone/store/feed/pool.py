@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol, cast
 
 from siltstone.errors import SiltstoneError
+from siltstone.rows.stored import StoredBatch, rows_by_name, rows_of_names
 from siltstone.store.feed.position import Position
-from siltstone.store.feed.rows.batch import FeedBatch, rows_by_name, rows_of_names
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.matcher import Matcher
@@ -29,7 +29,7 @@ class Found:
     matched.
     """
 
-    def __init__(self, start: int, stop: int, rows_from: int, batch: FeedBatch | None) -> None:
+    def __init__(self, start: int, stop: int, rows_from: int, batch: StoredBatch | None) -> None:
         self.start = start
         self.stop = stop
         self.rows_from = rows_from
@@ -172,7 +172,7 @@ class Feed:
 class Held:
     """Rows in memory: all rows of some serials, or those that some groups want."""
 
-    def __init__(self, start: int, stop: int, rows_from: int, batch: FeedBatch | None) -> None:
+    def __init__(self, start: int, stop: int, rows_from: int, batch: StoredBatch | None) -> None:
         self.start = start
         self.stop = stop
         self.rows_from = rows_from
@@ -213,7 +213,7 @@ class Held:
         return rows
 
 
-def wanted_rows(batch: FeedBatch, groups: dict[FilterGroup, None]) -> dict[FilterGroup, Rows]:
+def wanted_rows(batch: StoredBatch, groups: dict[FilterGroup, None]) -> dict[FilterGroup, Rows]:
     """Return the rows of a batch that each group wants, None for all of them."""
     batch.load()
     names = batch.names

@@ -16,10 +16,10 @@ from typing import Self
 import pyarrow as pa
 
 from siltstone.errors import ClosedError, SiltstoneError
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.pool import Rows
 from siltstone.store.feed.position import Position
 from siltstone.store.feed.rows.arrow import arrow_of, rows_of_batch
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.log.read.pieces import COLUMNS, Row
 
 
@@ -47,7 +47,7 @@ class FeedRead:
 
     position: Position
     lost: int
-    batch: FeedBatch
+    batch: StoredBatch
     picked: Rows
 
     def __len__(self) -> int:

@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 
 from siltstone.errors import CorruptionError
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.pool import Found
 from siltstone.store.feed.position import Position
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.rows.decode import load_parts, serials_of, streams_of
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.log.read.compacted import CompactedTable
@@ -321,10 +321,10 @@ def _end_of(found: FrameView | FrameTable) -> int:
     return int(found.first_serials[-1] + found.row_counts[-1])
 
 
-def _batch_of(gathering: _Gathering, start: int, stop: int) -> FeedBatch:
+def _batch_of(gathering: _Gathering, start: int, stop: int) -> StoredBatch:
     parts = gathering.parts
     slab = parts[0].slab
-    batch = FeedBatch(slab.shard, slab.generation, start, stop, gathering.rows)
+    batch = StoredBatch(slab.shard, slab.generation, start, stop, gathering.rows)
     batch.serials = serials_of(parts)
     batch.size_bytes = gathering.size_bytes + _ROW_BYTES * gathering.rows
     batch.first_timestamp_us = gathering.first_timestamp_us

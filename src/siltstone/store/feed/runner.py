@@ -14,18 +14,18 @@ from typing import Final, Protocol
 
 from siltstone.errors import SiltstoneError
 from siltstone.guard import contain
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
 from siltstone.store.feed.pool import Feed, ReadJob, Rows, Source
 from siltstone.store.feed.position import Position
 from siltstone.store.feed.reader import FeedRead, FeedReader
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.slab.manifest import SlabId
 from siltstone.topic.grammar import TopicFilter
 
 # Begins to listen for commits; returns a function that ends it.
-Listen = Callable[[Callable[[FeedBatch], None]], Callable[[], None]]
+Listen = Callable[[Callable[[StoredBatch], None]], Callable[[], None]]
 Act = Callable[[], None]
 
 POLL_SECONDS: Final = 0.05
@@ -102,7 +102,7 @@ class _User:
         self.reader = reader
         self._since_us = since_us
 
-    def cut(self, batch: FeedBatch, rows: Rows) -> Rows:
+    def cut(self, batch: StoredBatch, rows: Rows) -> Rows:
         """Return the rows that are not too old."""
         if batch.first_timestamp_us >= self._since_us:
             return rows
@@ -190,7 +190,7 @@ class FeedRunner:
         for reader in readers:
             reader.end(error)
 
-    def _hear(self, batch: FeedBatch) -> None:
+    def _hear(self, batch: StoredBatch) -> None:
         self._owner.do(lambda: self._hub.announce(batch))
 
     def _want_read(self, job: ReadJob) -> None:
@@ -232,6 +232,6 @@ class FeedRunner:
             _put(user.reader, feed, serials, batch, [])
 
 
-def _put(reader: FeedReader, feed: Feed, lost: int, batch: FeedBatch, picked: Rows) -> None:
+def _put(reader: FeedReader, feed: Feed, lost: int, batch: StoredBatch, picked: Rows) -> None:
     if picked is None or picked or lost:
         reader.put(FeedRead(position=feed.position(), lost=lost, batch=batch, picked=picked))

@@ -5,8 +5,8 @@ from pathlib import PurePath
 from siltstone.broker.deliver.feeds import SessionFeeds
 from siltstone.clock import ManualClock
 from siltstone.errors import CorruptionError
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.pool import Feed
-from siltstone.store.feed.rows.batch import FeedBatch
 from tests.support.broker_core import NOW_US, DeskShell
 from tests.support.feed_builders import RowsInMemory, batch_of, parsed
 
@@ -21,7 +21,7 @@ class Taker:
         self.gone = 0
         self.errors: list[Exception] = []
 
-    def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
+    def receive(self, batch: StoredBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
         assert wall_us == NOW_US
         indexes = range(batch.count) if rows is None else rows
         self.serials += [batch.serials[index] for index in indexes]
@@ -124,7 +124,7 @@ class FailingTaker(Taker):
         super().__init__()
         self.fails_at = serial
 
-    def receive(self, batch: FeedBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
+    def receive(self, batch: StoredBatch, rows: list[int] | None, now: float, wall_us: int) -> None:
         if self.fails_at in batch.serials:
             raise RuntimeError("on purpose")
         super().receive(batch, rows, now, wall_us)

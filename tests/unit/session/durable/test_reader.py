@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from siltstone.rows.batch import DUP
+from siltstone.rows.stored import StoredBatch
 from siltstone.session.archive.records import SavedInflight
 from siltstone.session.durable.progress import Progress
 from siltstone.session.durable.reader import Reader
 from siltstone.session.durable.wanted import WantedFilter
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.topic.grammar import TopicFilter
 from tests.support.feed_rows import WALL_US, rows
 from tests.support.packets import Ack, Message
@@ -54,12 +54,12 @@ class Desk:
         self.lane.sent_before[serial] = SavedInflight(packet_id, 0, serial, flags)
         self.outbox.restore(0, [packet_id], [])
 
-    def receive(self, batch: FeedBatch, which: list[int] | None = None) -> list[Any]:
+    def receive(self, batch: StoredBatch, which: list[int] | None = None) -> list[Any]:
         """Let rows come by; return what the client is sent."""
         self.reader.receive(batch, which, NOW, WALL_US)
         return self.receiver.read()
 
-    def values(self, batch: FeedBatch, which: list[int] | None = None) -> list[tuple[bytes, int]]:
+    def values(self, batch: StoredBatch, which: list[int] | None = None) -> list[tuple[bytes, int]]:
         """Let rows come by; return values and flags of what the client is sent."""
         found = []
         for message in self.receive(batch, which):

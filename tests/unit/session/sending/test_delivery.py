@@ -6,8 +6,8 @@ import pytest
 
 from siltstone.errors import CorruptionError
 from siltstone.fs.memory import MemoryFileSystem
+from siltstone.rows.stored import StoredBatch
 from siltstone.session.sending.delivery import Budget, Delivery, Spilled, properties_of
-from siltstone.store.feed.rows.batch import FeedBatch
 from tests.support.feed_builders import batch_of
 
 
@@ -52,7 +52,7 @@ class TestProperties:
     ALIAS = b"\x23\x00\x01"
     EXPIRY = b"\x02\x00\x00\x03\xe8"
 
-    def batch(self, *properties: bytes) -> FeedBatch:
+    def batch(self, *properties: bytes) -> StoredBatch:
         batch = batch_of(0, range(len(properties)), ["t"] * len(properties), len(properties))
         # Every row has bytes of its own, as those that are read from a file.
         batch.properties = [bytes(bytearray(each)) for each in properties]

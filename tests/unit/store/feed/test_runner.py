@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 
 from siltstone.errors import ClosedError, CorruptionError
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.database import Database
 from siltstone.store.feed.position import START
 from siltstone.store.feed.reader import FeedReader
 from siltstone.store.feed.reading import StoreSource
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.runner import FeedRunner
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.log.read.pieces import Row
@@ -43,7 +43,7 @@ def test_rows_that_are_committed_while_it_begins_come_once() -> None:
     with new_database() as database:
         database.append([Row("a", b"before")]).wait()
 
-        def listen(callback: Callable[[FeedBatch], None]) -> Callable[[], None]:
+        def listen(callback: Callable[[StoredBatch], None]) -> Callable[[], None]:
             end = database.on_commit(callback)
             # Announced, and behind where the hub will see the end.
             database.append([Row("a", b"between")]).wait()

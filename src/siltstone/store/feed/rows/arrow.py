@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeVar, cast
 import pyarrow as pa
 
 from siltstone.rows.batch import QOS_BITS, RETAIN
-from siltstone.store.feed.rows.batch import FeedBatch
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.rows.decode import load_parts
 from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import (
@@ -42,7 +42,7 @@ _TIMESTAMP: Final = SCHEMA.field("timestamp").type
 
 
 def arrow_of(
-    batch: FeedBatch, rows: Sequence[int] | None, columns: Sequence[str] = COLUMNS
+    batch: StoredBatch, rows: Sequence[int] | None, columns: Sequence[str] = COLUMNS
 ) -> pa.RecordBatch:
     """Return rows of a batch, None for all of them, with these columns.
 
@@ -56,7 +56,7 @@ def arrow_of(
     return whole.take(pa.array(rows, pa.uint32()))
 
 
-def _whole(batch: FeedBatch, columns: Sequence[str]) -> pa.RecordBatch:
+def _whole(batch: StoredBatch, columns: Sequence[str]) -> pa.RecordBatch:
     """Return all rows; converted once, because several feeds often want the same rows."""
     key = tuple(columns)
     made = cast("tuple[tuple[str, ...], pa.RecordBatch] | None", batch.arrow)
@@ -85,7 +85,7 @@ def _joined(parts: list[pa.Array]) -> pa.Array:
     return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
-def _topic(batch: FeedBatch) -> pa.Array:
+def _topic(batch: StoredBatch) -> pa.Array:
     words = pa.array(batch.names, pa.binary()).view(pa.string())
     return words.take(pa.array(batch.topic_numbers(), pa.uint32()))
 
@@ -94,17 +94,17 @@ def _constant(value: int, kind: pa.DataType, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, kind), count)
 
 
-def _properties(batch: FeedBatch) -> pa.Array:
+def _properties(batch: StoredBatch) -> pa.Array:
     if not batch.properties:
         return pa.repeat(pa.scalar(b"", pa.binary()), batch.count)
     return pa.array(batch.properties, pa.binary())
 
 
-def _stream(batch: FeedBatch) -> pa.Array:
+def _stream(batch: StoredBatch) -> pa.Array:
     return _joined([_constant(stream_id, pa.uint64(), n) for stream_id, n in batch.streams()])
 
 
-_MEMORY: Final[dict[str, Callable[[FeedBatch], pa.Array]]] = {
+_MEMORY: Final[dict[str, Callable[[StoredBatch], pa.Array]]] = {
     "topic": _topic,
     "timestamp": lambda batch: pa.array(batch.timestamps, pa.int64()).view(_TIMESTAMP),
     "publisher": lambda batch: pa.array(batch.publishers, pa.binary()).view(pa.string()),
@@ -119,7 +119,7 @@ _MEMORY: Final[dict[str, Callable[[FeedBatch], pa.Array]]] = {
 }
 
 
-def rows_of_batch(batch: FeedBatch, rows: Sequence[int] | None) -> list[Row]:
+def rows_of_batch(batch: StoredBatch, rows: Sequence[int] | None) -> list[Row]:
     """Return rows of a batch, None for all of them, as Python values."""
     if rows is None:
         return _rows(_passing(batch), _all)
@@ -134,7 +134,7 @@ def _all(column: list[T]) -> list[T]:
     return column
 
 
-def _passing(batch: FeedBatch) -> FeedBatch:
+def _passing(batch: StoredBatch) -> StoredBatch:
     """Return a batch with its lists; lists of rows that were read are not kept in the batch itself.
 
     A user that takes all rows takes them once, and Python's collector would visit lists that stay
@@ -143,7 +143,7 @@ def _passing(batch: FeedBatch) -> FeedBatch:
     if batch.loader is None or batch.origin is None:
         batch.load()
         return batch
-    lists = FeedBatch(
+    lists = StoredBatch(
         batch.shard, batch.generation, batch.start_serial, batch.stop_serial, batch.count
     )
     lists.serials = batch.serials
@@ -152,7 +152,7 @@ def _passing(batch: FeedBatch) -> FeedBatch:
     return lists
 
 
-def _rows(batch: FeedBatch, choose: Choose) -> list[Row]:
+def _rows(batch: StoredBatch, choose: Choose) -> list[Row]:
     """Create rows from the selected values of each column."""
     names = {name: name.decode() for name in batch.names}
     publishers = choose(batch.publishers)

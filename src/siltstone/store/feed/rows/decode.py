@@ -10,7 +10,7 @@ from __future__ import annotations
 from librt.strings import read_i16_le, read_i32_le, read_i64_le
 from mypy_extensions import i64
 
-from siltstone.store.feed.rows.batch import FeedBatch
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.segment.frame import (
@@ -55,14 +55,12 @@ def serials_of(parts: list[Piece | FrameRows]) -> list[int]:
     return serials
 
 
-def load_parts(parts: list[Piece | FrameRows], batch: FeedBatch) -> None:
+def load_parts(parts: list[Piece | FrameRows], batch: StoredBatch) -> None:
     """Create the lists of a batch from the rows that were read."""
-    topics: list[bytes] = []
-    values: list[bytes] = []
-    flags: list[int] = []
-    timestamps: list[int] = []
-    publishers: list[bytes] = []
-    properties: list[bytes] = []
+    # Another thread may read the batch meanwhile: it gets lists that are complete.
+    read = StoredBatch(
+        batch.shard, batch.generation, batch.start_serial, batch.stop_serial, batch.count
+    )
     names: dict[bytes, bytes] = {}
     with_properties = mixed = False
     for piece in parts:
@@ -76,30 +74,23 @@ def load_parts(parts: list[Piece | FrameRows], batch: FeedBatch) -> None:
             mixed = True
     for piece in parts:
         if isinstance(piece, FrameRows):
-            lists = piece.load(names)
-            topics += lists.topics
-            values += lists.values
-            if with_properties:
-                properties += lists.properties or [b""] * len(lists.topics)
-            timestamps += lists.timestamps
-            flags += lists.flags
-            publishers += lists.publishers
+            piece.load(read, names, properties=with_properties)
             continue
         frame = piece.frame
         rows = None if piece.picked is None else rows_in(piece)
-        topics += _topics(frame, piece, rows, names)
-        values += _strings(frame, VALUE_OFFSETS, VALUES, piece, rows)
+        read.topics += _topics(frame, piece, rows, names)
+        read.values += _strings(frame, VALUE_OFFSETS, VALUES, piece, rows)
         if with_properties:
-            properties += _strings(frame, PROPERTY_OFFSETS, PROPERTIES, piece, rows)
-        timestamps += _times(frame, piece, rows)
-        flags += _flags(frame, piece, rows)
-        publishers += _publishers(frame, piece, rows)
-    batch.topics = topics
-    batch.values = values
-    batch.properties = properties
-    batch.timestamps = timestamps
-    batch.flags = flags
-    batch.publishers = publishers
+            read.properties += _strings(frame, PROPERTY_OFFSETS, PROPERTIES, piece, rows)
+        read.timestamps += _times(frame, piece, rows)
+        read.flags += _flags(frame, piece, rows)
+        read.publishers += _publishers(frame, piece, rows)
+    batch.topics = read.topics
+    batch.values = read.values
+    batch.properties = read.properties
+    batch.timestamps = read.timestamps
+    batch.flags = read.flags
+    batch.publishers = read.publishers
     batch.names = list(names)
     batch.mixed = mixed
 

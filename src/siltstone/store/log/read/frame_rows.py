@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise, repeat
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from siltstone.rows.batch import QOS_BITS, RETAIN
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.log.read.pieces import SCHEMA, Row, integers, make_rows
 from siltstone.store.segment.frame import (
     DIRECTORY,
@@ -45,17 +46,6 @@ class TopicTest(Protocol):
 
     def matching(self, words: pa.Array) -> pa.Array:
         """Return the indices of the wanted topics."""
-
-
-class RowLists(NamedTuple):
-    """Rows as parallel lists; `properties` is empty if no row has any."""
-
-    topics: list[bytes]
-    values: list[bytes]
-    properties: list[bytes]
-    timestamps: list[int]
-    flags: list[int]
-    publishers: list[bytes]
 
 
 class FrameRows:
@@ -142,18 +132,19 @@ class FrameRows:
             )
         )
 
-    def load(self, names: dict[bytes, bytes]) -> RowLists:
-        """Return the rows as lists; topics that are new are added to `names`."""
+    def load(self, batch: StoredBatch, names: dict[bytes, bytes], *, properties: bool) -> None:
+        """Add the rows to the lists of a batch; topics that are new are added to `names`."""
         words, places = self._distinct_topics()
         topics = _texts_once(words, names)
-        return RowLists(
-            topics=[topics[place] for place in places],
-            values=_binaries(self.column("value")),
-            properties=_binaries(self.column("properties")) if self.has_properties() else [],
-            timestamps=self.times().tolist(),
-            flags=self.flags().tolist(),
-            publishers=_texts_once(self.publishers(), {}),
-        )
+        batch.topics += [topics[place] for place in places]
+        batch.values += _binaries(self.column("value"))
+        if self.has_properties():
+            batch.properties += _binaries(self.column("properties"))
+        elif properties:
+            batch.properties += [b""] * self.num_rows
+        batch.timestamps += self.times().tolist()
+        batch.flags += self.flags().tolist()
+        batch.publishers += _texts_once(self.publishers(), {})
 
     def _topic_strings(self) -> Iterable[str]:
         words, places = self._distinct_topics()

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from siltstone.errors import UsageError
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.rows.arrow import arrow_of, rows_of_batch
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.log.read.pieces import COLUMNS, SCHEMA, Row
 from tests.support.builders import new_database, read_rows
@@ -20,9 +20,9 @@ ROWS = [
 ]
 
 
-def both() -> tuple[list[Row], FeedBatch, FeedBatch]:
+def both() -> tuple[list[Row], StoredBatch, StoredBatch]:
     """Return rows as stored, and two batches of them: as committed, and as read."""
-    heard: list[FeedBatch] = []
+    heard: list[StoredBatch] = []
     with new_database() as database:
         database.on_commit(heard.append)
         database.append(ROWS).wait()
@@ -76,7 +76,7 @@ def test_rows_of_several_frames_are_one_batch() -> None:
 
 
 def test_what_has_no_properties_has_empty_ones() -> None:
-    heard: list[FeedBatch] = []
+    heard: list[StoredBatch] = []
     with new_database() as database:
         database.on_commit(heard.append)
         database.append([Row("a", b"1"), Row("a", b"2")]).wait()

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from siltstone.rows.batch import QOS_BITS, RETAIN
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.reading import StoreSource
-from siltstone.store.feed.rows.batch import FeedBatch
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.log.read.pieces import Row
 from tests.support.builders import naive_match, new_database, read_rows
@@ -41,7 +41,7 @@ def many(seed: int) -> list[Flush]:
     ]
 
 
-def decoded(source: StoreSource, *filters: str) -> FeedBatch | None:
+def decoded(source: StoreSource, *filters: str) -> StoredBatch | None:
     """Read everything that matches, as lists."""
     found = source.read(0, 0, parsed(*filters), FeedSettings())
     if found.batch is not None:
@@ -49,7 +49,7 @@ def decoded(source: StoreSource, *filters: str) -> FeedBatch | None:
     return found.batch
 
 
-def rows_in(batch: FeedBatch) -> list[Row]:
+def rows_in(batch: StoredBatch) -> list[Row]:
     return [
         Row(
             batch.topics[i].decode(),

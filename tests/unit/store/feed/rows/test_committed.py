@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.store.feed.rows.batch import FeedBatch, rows_by_name, rows_of_names
+from siltstone.rows.stored import StoredBatch
 from siltstone.store.log.read.pieces import Row
 from tests.support.builders import NOW_US, new_database
 
 
-def commit(rows: list[Row], **settings: object) -> FeedBatch:
+def commit(rows: list[Row], **settings: object) -> StoredBatch:
     """Append rows as one flush; return what listeners hear of it."""
-    heard: list[FeedBatch] = []
+    heard: list[StoredBatch] = []
     with new_database(**settings) as database:
         database.on_commit(heard.append)
         database.append(rows).wait()
@@ -58,7 +58,7 @@ def test_what_all_rows_share_is_on_each_of_them(row: Row, flags: int, publisher:
 
 
 def test_the_lists_stay_when_the_next_rows_are_committed() -> None:
-    heard: list[FeedBatch] = []
+    heard: list[StoredBatch] = []
     with new_database() as database:
         database.on_commit(heard.append)
         database.append([Row("a", b"1")]).wait()
@@ -76,7 +76,7 @@ def test_the_lists_stay_when_the_next_rows_are_committed() -> None:
 
 
 def test_who_no_longer_listens_hears_nothing() -> None:
-    heard: list[FeedBatch] = []
+    heard: list[StoredBatch] = []
     with new_database() as database:
         end = database.on_commit(heard.append)
         database.append([Row("a", b"1")]).wait()
@@ -86,10 +86,10 @@ def test_who_no_longer_listens_hears_nothing() -> None:
 
 
 def test_a_listener_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    def fail(_batch: FeedBatch) -> None:
+    def fail(_batch: StoredBatch) -> None:
         raise ValueError("listener")
 
-    heard: list[FeedBatch] = []
+    heard: list[StoredBatch] = []
     with new_database() as database:
         database.on_commit(fail)
         database.on_commit(heard.append)
@@ -105,14 +105,3 @@ def test_a_topic_that_the_cook_lists_twice_keeps_its_rows() -> None:
     batch.load()
     found = sorted(zip(batch.values, batch.topics, strict=True), key=lambda row: int(row[0]))
     assert found == [(row.value, row.topic.encode()) for row in rows]
-
-
-def test_rows_are_found_by_name() -> None:
-    batch = FeedBatch(0, 1, 0, 5, 5)
-    batch.names, batch.topics = [b"a", b"b", b"c"], [b"b", b"a", b"b", b"c", b"a"]
-    assert rows_by_name(batch, [0, 2]) == [[1, 4], None, [3]]
-    by_name = rows_by_name(batch, [0, 1, 2])
-    assert by_name == [[1, 4], [0, 2], [3]]
-    assert rows_of_names(by_name, [1]) == [0, 2]
-    assert rows_of_names(by_name, [0, 1]) == [0, 1, 2, 4]
-    assert rows_of_names(by_name, []) == []

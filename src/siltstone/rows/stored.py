@@ -1,4 +1,5 @@
-"""Batches of rows for feeds: parallel lists, in order of serials. Compiled.
+"""Rows that the store has, in order of their serials: a RowBatch with what only stored rows have.
+Compiled.
 
 A batch has the rows of one flush or of one read. Its lists are created when rows are needed; before
 that only the distinct topics of a committed batch exist. All feeds that receive rows of a batch
@@ -9,38 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from siltstone.store.log.write.cook import Cooked
+from siltstone.rows.batch import RowBatch
 
 
-class FeedBatch:
+class StoredBatch(RowBatch):
     """Rows of one generation of a shard; it accounts for the serials from start to stop.
 
-    `names` has the distinct topics, `topics` the topic of each row. `properties` is empty if no row
-    has any. The lists are complete after `load`. If the batch is not `mixed`, rows are in the order
-    of their arrival; else the rows of one stream of a frame are consecutive.
+    `names` has the distinct topics. The lists are complete after `load`, also `flags` and
+    `publishers`. If the batch is not `mixed`, rows are in the order of their arrival; else the rows
+    of one stream of a frame are consecutive. `size_bytes` is the share of the rows in their frames.
     """
 
     def __init__(
         self, shard: int, generation: int, start_serial: int, stop_serial: int, count: int
     ) -> None:
+        super().__init__()
         self.shard = shard
         self.generation = generation
         self.start_serial = start_serial
         self.stop_serial = stop_serial
-        self.count = count
+        self._count = count
         self.serials: list[int] = []
-        self.size_bytes = 0
         # No row has an earlier timestamp.
         self.first_timestamp_us = 0
         # If timestamps are ahead of the clock, all rows arrived before this time; else 0.
         self.closed_us = 0
         self.names: list[bytes] = []
-        self.topics: list[bytes] = []
-        self.values: list[bytes] = []
-        self.flags: list[int] = []
         self.timestamps: list[int] = []
-        self.publishers: list[bytes] = []
-        self.properties: list[bytes] = []
         # For each row 0, or the end of the times of its topic that it deletes, from its timestamp
         # on. Empty if no row deletes anything: only key-value databases have these rows.
         self.untils: list[int] = []
@@ -50,15 +46,20 @@ class FeedBatch:
         self.mixed = False
         self._numbers: list[int] = []
         self._stream_ids: list[int] = []
-        self.loader: Callable[[FeedBatch], None] | None = None
+        self.loader: Callable[[StoredBatch], None] | None = None
         self.stream_loader: Callable[[], list[tuple[int, int]]] | None = None
         # The pieces that the rows were read from, and the rows as Arrow, if they were converted.
         self.origin: object = None
         self.arrow: object = None
 
+    @property
+    def count(self) -> int:
+        """The number of rows; known before the lists exist."""
+        return self._count
+
     def number_rows(self) -> list[int]:
         """Return the serial of each row; those of a committed frame are consecutive."""
-        if not self.serials and self.count:
+        if not self.serials and self._count:
             self.serials = list(range(self.start_serial, self.stop_serial))
         return self.serials
 
@@ -101,69 +102,7 @@ class FeedBatch:
             self.loader = None
 
 
-class _Committed:
-    """The rows of a frame as the cook produced them, by stream."""
-
-    def __init__(self, cooked: Cooked) -> None:
-        self.parts = cooked.streams
-        self.publishers = cooked.publishers
-        self.flags = cooked.flags
-
-    def load(self, batch: FeedBatch) -> None:
-        parts = self.parts
-        count = batch.count
-        batch.timestamps = _joined_numbers([part.timestamps() for part in parts])
-        batch.values = _joined([part.values for part in parts])
-        batch.properties = _joined([part.properties for part in parts])
-        if self.flags >= 0:
-            batch.flags = [self.flags] * count
-        else:
-            batch.flags = _joined_numbers([part.flags for part in parts])
-        if len(self.publishers) > 1:
-            names = self.publishers
-            numbers = _joined_numbers([part.publishers for part in parts])
-            batch.publishers = [names[number] for number in numbers]
-        else:
-            batch.publishers = (self.publishers or [b""]) * count
-        batch.topics = _joined([part.row_topics() for part in parts])
-
-    def streams(self) -> list[tuple[int, int]]:
-        return [(part.stream_id, len(part.values)) for part in self.parts]
-
-
-def committed_batch(shard: int, generation: int, first_serial: int, cooked: Cooked) -> FeedBatch:
-    """Return the rows of a frame that was just committed; the lists of the cook are not copied."""
-    stop = first_serial + cooked.row_count
-    batch = FeedBatch(shard, generation, first_serial, stop, cooked.row_count)
-    committed = _Committed(cooked)
-    batch.names = _joined([part.topics for part in committed.parts])
-    batch.mixed = len(committed.parts) > 1
-    batch.stream_loader = committed.streams
-    batch.size_bytes = cooked.size_bytes
-    batch.first_timestamp_us = cooked.timestamp_us
-    batch.loader = committed.load
-    return batch
-
-
-def _joined(lists: list[list[bytes]]) -> list[bytes]:
-    if len(lists) == 1:
-        return lists[0]
-    joined: list[bytes] = []
-    for items in lists:
-        joined += items
-    return joined
-
-
-def _joined_numbers(lists: list[list[int]]) -> list[int]:
-    if len(lists) == 1:
-        return lists[0]
-    joined: list[int] = []
-    for items in lists:
-        joined += items
-    return joined
-
-
-def rows_by_name(batch: FeedBatch, wanted: Iterable[int]) -> list[list[int] | None]:
+def rows_by_name(batch: StoredBatch, wanted: Iterable[int]) -> list[list[int] | None]:
     """Return for each topic, by number, the rows of a loaded batch that have it; None for topics
     that are not wanted.
     """
@@ -191,7 +130,7 @@ def rows_of_names(by_name: list[list[int] | None], wanted: list[int]) -> list[in
     return rows
 
 
-def rows_by_time(batch: FeedBatch, rows: list[int] | None) -> list[int]:
+def rows_by_time(batch: StoredBatch, rows: list[int] | None) -> list[int]:
     """Return rows of a loaded batch, None for all of them, in order of their arrival."""
     if rows is None:
         rows = list(range(batch.count))
