@@ -181,6 +181,10 @@ MEANINGS: Final = {
     "nats_ended": "The NATS server of this site has ended; it is started again.",
     "nats_found": "The NATS server of an earlier start still runs, and this site uses it.",
     "nats_started": "This site has started its NATS server.",
+    "nats_without_space": "The NATS server of this site found no space on the disk, and keeps no "
+    "shared logs until it is started again, which this site does when there are 16 MiB.",
+    "mark_waits_for_space": "A site cannot remember how far it has stored a shared log, for lack "
+    "of disk space; it goes on, but another site is to lead.",
     "shard_behind_trim": "The shared log does not have the messages any more that this site needs "
     "next, so it copies the shard from another site.",
     "shard_copied": "This site has copied a shard from another one, and continues from there.",

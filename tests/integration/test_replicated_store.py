@@ -461,3 +461,45 @@ def test_rows_wait_while_the_shared_log_is_nearly_full(three: Three) -> None:
     until(are_done, "both are stored")
     three.settle()
     assert sorted(three.rows("b")) == [("t", b"a"), ("t", b"b")]
+
+
+def test_a_leader_without_space_for_its_mark_says_nothing_wrong(three: Three) -> None:
+    three.lead("a")
+    three.append("a", b"1")
+    three.append("b", b"2")
+    log, files = three.sites["a"].attached["m", 0], three.files["a"]
+    capacity = files.capacity_bytes
+    # What is published counts later. Meanwhile, marks are due.
+    three.sites["a"].is_cut = True
+    tickets = [
+        three.databases[name].append(Columns([b"t"], [value]))
+        for name, value in (("a", b"3"), ("b", b"4"))
+    ]
+    until(lambda: log.view.waiting > 0, "it is published")
+    # The segment has room for these rows, because its space was allocated before.
+    files.capacity_bytes -= files.free_bytes(PurePath("/store"))
+
+    def is_known() -> bool:
+        three.tick()
+        return log.view.is_full
+
+    until(is_known, "the site knows that its disk is full")
+    assert not any(ticket.done for ticket in tickets)
+    three.sites["a"].is_cut = False
+
+    def are_done() -> bool:
+        three.tick()
+        return all(ticket.done for ticket in tickets)
+
+    until(are_done, "the calls have an outcome")
+    for ticket in tickets:
+        ticket.wait(0)
+    three.append("a", b"5")
+    three.append("b", b"6")
+    assert log.view.is_full
+    files.capacity_bytes = capacity
+    three.tick()
+    until(lambda: not log.view.is_full, "the site knows that there is space")
+    three.settle()
+    for name in "abc":
+        assert sorted(value for _, value in three.rows(name)) == [b"%d" % i for i in range(1, 7)]

@@ -9,8 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from siltstone.errors import SiltstoneError
 from siltstone.fs.process import process_arguments, send_signal
@@ -152,6 +154,15 @@ class Sites:
         if pid:
             with suppress(SiltstoneError):
                 send_signal(pid, signal.SIGKILL)
+
+    def nats_is_well(self, name: str) -> bool:
+        """Return whether the nats-server of a site keeps the logs, and has them all."""
+        place = self.directory / name / "cluster" / f"nats-server_{self.nats_pid(name)}.ports"
+        with suppress(OSError, ValueError), self.inside(name):
+            url = json.loads(place.read_text())["monitoring"][0]
+            with urlopen(f"{url}/healthz", timeout=2.0) as answer:  # noqa: S310
+                return bool(answer.status == HTTPStatus.OK)
+        return False
 
     def end(self) -> None:
         """Kill everything that still runs."""

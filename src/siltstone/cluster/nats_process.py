@@ -36,6 +36,8 @@ USER: Final = "siltstone"
 ROUTE_USER: Final = "route"
 # A call that one site sends to another is one message.
 PAYLOAD_MAX: Final = 40 * 1024 * 1024
+# A server that found no space is started again when there is this much.
+SPACE_BYTES: Final = 16 * 1024 * 1024
 _START_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.05
@@ -188,6 +190,15 @@ class NatsProcess:
             return self._process.poll() is None
         return bool(self._pid) and self._is_ours(self._pid)
 
+    async def stores(self) -> bool:
+        """Return whether the server keeps the shared logs. When it finds no space on the disk, it
+        stops that until its next start, and only passes on what others keep.
+        """
+        if not self._settings.keeps_logs:
+            return True
+        ports = self._ports(self._pid)
+        return ports is None or not await _is_disabled(ports)
+
     async def stop(self) -> None:
         """End the process; wait until it has ended."""
         if not self.is_alive():
@@ -269,7 +280,7 @@ class NatsProcess:
             wanted = configuration(self._settings, self.listen, self._certificates.files)
             same = self._fs.read(self._config_path) == wanted.encode()
         ports = self._ports(pid)
-        if same and ports is not None and await self._check(ports):
+        if same and ports is not None and await self.stores() and await self._check(ports):
             self.reload()
             log(_LOG, logging.INFO, "nats_found", pid=pid)
             return ports
@@ -297,6 +308,16 @@ class NatsProcess:
         if self._settings.keeps_logs:
             check_syncs(values)
         return True
+
+
+async def _is_disabled(ports: Ports) -> bool:
+    """Return whether a server that was started with JetStream has shut it down."""
+    try:
+        values = await asyncio.to_thread(read_monitor, ports.monitor, "jsz")
+    except (OSError, ValueError):
+        # It ends, or is busy.
+        return False
+    return bool(values.get("disabled"))
 
 
 def check_syncs(values: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ from nats.errors import Error as NatsError
 from siltstone.clock import Clock
 from siltstone.cluster.certificates import SiteCertificates
 from siltstone.cluster.copying import answer_request
-from siltstone.cluster.nats_process import PAYLOAD_MAX, USER, NatsProcess
+from siltstone.cluster.nats_process import PAYLOAD_MAX, SPACE_BYTES, USER, NatsProcess
 from siltstone.cluster.registry import Registered, Registry, patiently
 from siltstone.cluster.settings import ClusterSettings
 from siltstone.cluster.shared_log import ApiError, Connection, LogTail, stream_of
@@ -509,6 +509,7 @@ class ClusterSite:
         elif (
             view.status is Status.CURRENT
             and not view.leads
+            and not view.is_full
             and self._placing.is_fit
             and shard.claims.is_due(now_us)
         ):
@@ -527,8 +528,8 @@ class ClusterSite:
             "synced": view.synced,
             "status": view.status.value,
             "reason": view.reason,
-            # What counted waits for disk space.
-            "full": view.is_full,
+            # What counted waits for disk space, or NATS does.
+            "full": view.is_full or not self._placing.has_space,
             "damaged": bool(shard.damaged),
             # The first message that must stay in the log while this site copies.
             "hold": 0 if copying is None else copying.hold,
@@ -663,7 +664,7 @@ class ClusterSite:
             return
         view = shard.log.view
         is_ready = view.status is Status.CURRENT and view.term == term and not view.leads
-        is_fit = self._placing.is_fit and not shard.damaged
+        is_fit = self._placing.is_fit and not shard.damaged and not view.is_full
         if is_ready and is_fit and all_can_read(VERSION, self._versions_heard()):
             shard.log.claim()
 
@@ -723,12 +724,27 @@ class ClusterSite:
                     await asyncio.to_thread(contain, partial(self._open_database, name, settings))
 
     async def _watch(self) -> None:
-        """Start NATS again if it has ended, and connect to it."""
+        """Start NATS again if it has ended, or keeps no logs any more, and connect to it."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             if not self._process.is_alive():
                 log(_LOG, logging.ERROR, "nats_ended")
-                await patiently(self._restart, say=self._say)
+            elif await self._has_space_again():
+                await self._process.stop()
+            else:
+                continue
+            await patiently(self._restart, say=self._say)
+
+    async def _has_space_again(self) -> bool:
+        """Return whether NATS found no space for the logs, and there is some now."""
+        had_space = self._placing.has_space
+        self._placing.has_space = await self._process.stores()
+        if self._placing.has_space:
+            return False
+        free_bytes = self._fs.free_bytes(self._settings.directory)
+        if had_space:
+            log(_LOG, logging.ERROR, "nats_without_space", free_bytes=free_bytes)
+        return free_bytes >= SPACE_BYTES
 
     async def _renew(self) -> None:
         """Replace the certificates that end soon, and use what the user has replaced."""

@@ -67,6 +67,10 @@ class UserNats:
         """Return True: the servers are not watched."""
         return True
 
+    async def stores(self) -> bool:
+        """Return True: the space of the servers is not watched."""
+        return True
+
     def reload(self) -> None:
         """Leave the certificates of the servers to the user."""
 

@@ -67,6 +67,8 @@ class Placing:
         self.sites: dict[str, Site] = {}
         # This site is about to end, so it leads nothing more.
         self.is_stopping = False
+        # Whether the NATS server of this site has space for the shared logs.
+        self.has_space = True
         # How often another site was asked to lead.
         self.handovers = 0
         self._balanced_at = loop.time()
@@ -128,7 +130,7 @@ class Placing:
                 self.site,
                 facts,
                 able=self._able_to_lead(key),
-                is_fit=self.is_fit and not shard.damaged,
+                is_fit=self.is_fit and not shard.damaged and not shard.log.view.is_full,
                 may_balance=is_calm and is_settled and not found,
             )
             if name:
@@ -140,7 +142,8 @@ class Placing:
     @property
     def is_fit(self) -> bool:
         """Whether this site may lead, as far as it can tell itself."""
-        return not self.is_stopping and not clock_is_wrong(0, [0, *self._skews_us().values()])
+        clocks_us = [0, *self._skews_us().values()]
+        return self.has_space and not self.is_stopping and not clock_is_wrong(0, clocks_us)
 
     def _skews_us(self) -> dict[str, int]:
         """Return how far the clocks of the sites that are heard are ahead of ours."""
@@ -166,12 +169,14 @@ class Placing:
         """Return the other sites that would not hand a shard over at once, and whose records this
         site can read.
         """
-        able = {name: self._peers[name] for name in self.able(key)}
-        return [
-            name
-            for name, peer in able.items()
-            if peer.is_fit and peer.reads <= VERSION and not peer.shards[key].get("damaged")
-        ]
+        found: list[str] = []
+        for name in self.able(key):
+            peer = self._peers[name]
+            theirs = peer.shards[key]
+            is_hindered = theirs.get("damaged") or theirs.get("full")
+            if peer.is_fit and peer.reads <= VERSION and not is_hindered:
+                found.append(name)
+        return found
 
     # Placements
 

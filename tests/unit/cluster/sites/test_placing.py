@@ -70,7 +70,12 @@ def test_a_site_that_is_about_to_end_does_not_lead(loop: asyncio.AbstractEventLo
 
 @pytest.mark.parametrize(
     ("unfit", "shard"),
-    [({"is_fit": False}, {}), ({"reads": VERSION + 1}, {}), ({}, {"damaged": True})],
+    [
+        ({"is_fit": False}, {}),
+        ({"reads": VERSION + 1}, {}),
+        ({}, {"damaged": True}),
+        ({}, {"full": True}),
+    ],
 )
 def test_a_leader_hands_over_to_a_site_that_keeps_the_shard(
     loop: asyncio.AbstractEventLoop, unfit: dict[str, Any], shard: dict[str, Any]
@@ -81,7 +86,7 @@ def test_a_leader_hands_over_to_a_site_that_keeps_the_shard(
         "b": Peer(loop.time(), {"d/0": seen | shard}, **unfit),
         "c": Peer(loop.time(), {"d/0": seen}),
     }
-    log = SimpleNamespace(view=SimpleNamespace(leads=True))
+    log = SimpleNamespace(view=SimpleNamespace(leads=True, is_full=False))
     sites = frozenset("abc")
     led = SimpleNamespace(
         log=log,
@@ -92,3 +97,22 @@ def test_a_leader_hands_over_to_a_site_that_keeps_the_shard(
     )
     site = Placing(SETTINGS, {"d/0": cast("SiteShard", led)}, peers, loop)
     assert site.successors() == {"d/0": "c"}
+
+
+@pytest.mark.parametrize(("is_full", "has_space"), [(True, True), (False, False), (False, True)])
+def test_a_leader_without_space_hands_over(
+    loop: asyncio.AbstractEventLoop, *, is_full: bool, has_space: bool
+) -> None:
+    seen = {"status": Status.CURRENT.value, "leads": False}
+    sites = frozenset("ab")
+    led = SimpleNamespace(
+        log=SimpleNamespace(view=SimpleNamespace(leads=True, is_full=is_full)),
+        placement=Placement(replicas=sites, insync=sites),
+        successor="",
+        leading_since=0.0,
+        damaged=frozenset(),
+    )
+    peers = {"b": Peer(loop.time(), {"d/0": seen})}
+    site = Placing(SETTINGS, {"d/0": cast("SiteShard", led)}, peers, loop)
+    site.has_space = has_space
+    assert site.successors() == ({"d/0": "b"} if is_full or not has_space else {})

@@ -216,6 +216,10 @@ class ReplicatedLog:
         self._closing = False
         # What counted and could not be stored yet.
         self._unstored: Change | None = None
+        # The mark could not be replaced, because the disk is full.
+        self._is_unmarked = False
+        # Each lack of space is logged once.
+        self._is_told = False
         self._committing: tuple[Record, Replica] | None = None
         self._stored = False
         self._deposed = False
@@ -507,6 +511,7 @@ class ReplicatedLog:
         change, self._unstored = self._unstored, None
         if not self._apply(change):
             return False
+        self._is_told = False
         assert self._files is not None
         self._files.publish()
         self._files.resume()
@@ -612,7 +617,9 @@ class ReplicatedLog:
             self._files.apply(change)
         except RetryError as exc:
             self._unstored = change
-            log(_LOG, logging.WARNING, "shard_waits_for_space", error=str(exc), **self._facts)
+            if not self._is_told:
+                log(_LOG, logging.WARNING, "shard_waits_for_space", error=str(exc), **self._facts)
+            self._is_told = True
             return False
         except BadPayloadError as exc:
             self._core.follower.stop(str(exc))
@@ -626,15 +633,27 @@ class ReplicatedLog:
         log(_LOG, logging.INFO, "shard_led", term=action.term, **self._facts)
 
     def _mark(self) -> None:
-        """Sync the segments and replace the mark, if something counted since."""
+        """Sync the segments and replace the mark, if something counted since. On a full disk the
+        old mark stays: it says less than what is stored, which is harmless.
+        """
         position = self._core.position.mark()
         if position == self._marked or position.parts or self._unstored is not None:
             return
         assert self._files is not None
         self._files.publish()
         self._files.sync()
-        write_mark(self._fs, self._directory, self.shard, self._now_marked(position))
-        self._marked = position
+        before = self._is_unmarked
+        try:
+            write_mark(self._fs, self._directory, self.shard, self._now_marked(position))
+        except RetryError as exc:
+            # A commit may be under way, and its record may count: this must not be its outcome.
+            self._is_unmarked = True
+            if not before:
+                log(_LOG, logging.WARNING, "mark_waits_for_space", error=str(exc), **self._facts)
+        else:
+            self._marked, self._is_unmarked = position, False
+        if self._is_unmarked != before:
+            self._show()
 
     def _now_marked(self, position: Position) -> Marked:
         assert self._files is not None
@@ -657,7 +676,7 @@ class ReplicatedLog:
             leads=leads,
             synced=self._marked.sequence,
             waiting=0 if leader is None else leader.oldest(),
-            is_full=self._unstored is not None,
+            is_full=self._unstored is not None or self._is_unmarked,
         )
 
     @property

@@ -46,7 +46,7 @@ class LogView:
     synced: int
     # The index of the oldest record that this leader has published and not counted, 0 if none.
     waiting: int = field(default=0)
-    # What counted waits for space on the disk.
+    # What counted, or the mark, waits for space on the disk.
     is_full: bool = field(default=False)
 
 
