@@ -6,30 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.fs.paths import StorePaths
-from siltstone.fs.posix import PosixFileSystem, absolute_path
-from siltstone.store.segment.segment import open_segment
 from tests.support.broker_process import run_command
-from tests.support.sites import NAMES, Sites, three_sites, until
+from tests.support.cluster_faults import flip_a_bit, is_sound
+from tests.support.sites import NAMES, three_sites, until
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("cluster")]
 SHARD = "messages/0"
-
-
-def _flip(sites: Sites, name: str) -> None:
-    """Flip a bit in the middle of the first segment of a site, which is sealed."""
-    place = StorePaths(absolute_path(sites.directory / name)).data / "messages" / "0" / "1"
-    fs = PosixFileSystem()
-    path = place / min(entry.name for entry in fs.list(place) if entry.name.endswith(".seg"))
-    segment = open_segment(fs, path)
-    segment.follow()
-    at = int(segment.index.positions[len(segment.index.positions) // 2]) + 90
-    with fs.open(path, writable=True) as file:
-        file.write_at(at, bytes([file.read_at(at, 1)[0] ^ 1]))
-
-
-def _is_sound(sites: Sites, name: str) -> bool:
-    return run_command("verify", "messages", "--data", str(sites.directory / name)).returncode == 0
 
 
 def test_a_flipped_bit_is_repaired_from_another_site(tmp_path: Path) -> None:
@@ -45,17 +27,17 @@ def test_a_flipped_bit_is_repaired_from_another_site(tmp_path: Path) -> None:
         sites.wait_for_rows(45)
         # While all run: the background check finds it, also at the leader, which hands over.
         before = sites.rows(leader)
-        _flip(sites, leader)
+        flip_a_bit(sites, leader)
         # It may be repaired before a check from outside could see the damage.
         until(lambda: sites.brokers[leader].events("segment_damaged") != [], "it is found")
         until(lambda: sites.brokers[leader].events("shard_copied") != [], "it is copied")
-        until(lambda: _is_sound(sites, leader), "the leader is repaired")
+        until(lambda: is_sound(sites, leader), "the leader is repaired")
         assert sites.rows(leader) == before
         # At a site that is stopped: `verify --repair` leaves the rest to the next start.
         stopped = next(name for name in NAMES if name != leader)
         sites.brokers[stopped].terminate()
         assert sites.brokers[stopped].wait_for_status() == 0
-        _flip(sites, stopped)
+        flip_a_bit(sites, stopped)
         done = run_command("verify", "messages", "--repair", "--data", str(tmp_path / stopped))
         assert done.returncode == 1
         assert "copies it from another one when it starts" in " ".join(done.stdout.decode().split())
@@ -66,5 +48,5 @@ def test_a_flipped_bit_is_repaired_from_another_site(tmp_path: Path) -> None:
         sites.wait_for_rows(46)
         assert sites.rows("a") == sites.rows("b") == sites.rows("c")
         for name in NAMES:
-            assert _is_sound(sites, name)
+            assert is_sound(sites, name)
             assert sites.brokers[name].events("segments_undecided") == []

@@ -5,18 +5,31 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from siltstone.errors import SiltstoneError
+from siltstone.fs.paths import StorePaths
+from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.process import send_signal
+from siltstone.store.segment.segment import open_segment
+from tests.support.broker_process import COMMAND, clean_environment, run_command
 from tests.support.ledger import WINDOW, Ledger
 from tests.support.namespaces import Network
 from tests.support.sites import NAMES, Sites, three_sites, until
+from tests.support.small_disk import mounted, take_the_rest
 
 _SETTINGS = {"cluster.away_after": 5}
+# The check in the background, often enough that a flipped bit is found soon.
+_SCRUBBED = _SETTINGS | {"cluster.scrub_interval": 20}
+# The site whose disk can be filled.
+SMALL = "c"
+_DISK_BYTES = 512 * 1024 * 1024
+# A site that was cut off is removed from the in-sync sites first.
+_COMMAND_SECONDS = 300
 # How long a fault lasts, at most: longer than a site may be away.
 _LONG_SECONDS = 8.0
 SHARD = "messages/0"
@@ -44,6 +57,10 @@ class Faults:
             "power": self.cut_power,
             "files": self.wipe_database,
             "wipe": self.wipe_site,
+            "disk": self.fill_disk,
+            "flip": self.flip,
+            "drain": self.drain_while_cut,
+            "leave": self.leave_while_cut,
         }
 
     def cause(self, kind: str) -> None:
@@ -133,6 +150,104 @@ class Faults:
         self.sites.start(name)
         self._in_sync(name)
 
+    def fill_disk(self) -> None:
+        """Take all space of a site for some time, from its NATS server too."""
+        leads = self.sites.wait_for_leader(*NAMES) == SMALL
+        self.history.append(f"fill the disk of {SMALL}{' (leads)' if leads else ''}")
+        rest = self.sites.directory / SMALL / "rest"
+        take_the_rest(rest)
+        try:
+            self._others_continue(SMALL)
+            self._last()
+            self._others_continue(SMALL)
+        finally:
+            rest.unlink()
+        until(lambda: self.sites.nats_is_well(SMALL), f"NATS at {SMALL} has all logs again")
+        self._in_sync(SMALL)
+
+    def flip(self) -> None:
+        """Flip a bit in a sealed segment of a site that is stopped; it repairs it."""
+        until(self._sealed, "the first segment is sealed")
+        name = self._site("flip a bit at")
+        self._in_sync(name)
+        broker = self.sites.brokers[name]
+        broker.kill()
+        found, copied = (len(broker.events(e)) for e in ("segment_damaged", "shard_copied"))
+        flip_a_bit(self.sites, name)
+        self._others_continue(name)
+        self.sites.start(name)
+        until(lambda: len(broker.events("segment_damaged")) > found, "the damage is found")
+        until(lambda: len(broker.events("shard_copied")) > copied, "the segment is copied")
+        until(lambda: is_sound(self.sites, name), "the segment is repaired")
+
+    def drain_while_cut(self) -> None:
+        """While a site is cut off, let another one drain; only the third may lead."""
+        cut, changed, third = self._roles("drain")
+        self._network.cut(cut)
+        try:
+            self._others_continue(cut)
+            self._change("drain", changed, at=third)
+            until(lambda: self.sites.leader(third) == third, f"{third} leads")
+            self._last()
+        finally:
+            self._network.join(cut)
+        self._change("join", changed, at=third)
+
+    def leave_while_cut(self) -> None:
+        """While a site is cut off, let another one leave. Once the first is back, it may."""
+        cut, changed, third = self._roles("leave")
+        self._network.cut(cut)
+        try:
+            self._others_continue(cut)
+            words = self._command("leave", changed, at=third)
+            leaving = subprocess.Popen([*COMMAND, *words], env=clean_environment())
+            self._last()
+        finally:
+            self._network.join(cut)
+        assert leaving.wait(_COMMAND_SECONDS) == 0, self.history
+        self.ledger.wait_for_progress()
+        placed = self.sites.status(third)["shards"][SHARD]["placed"]
+        assert placed == sorted({cut, third}), (self.history, placed)
+        self._change("join", changed, at=third)
+        for name in NAMES:
+            self._in_sync(name)
+
+    def _roles(self, what: str) -> tuple[str, str, str]:
+        """Choose a site to cut off, one to change meanwhile, and the one that is left."""
+        for name in NAMES:
+            self._in_sync(name)
+        leader = self.sites.wait_for_leader(*NAMES)
+        cut, changed, third = self._random.sample(NAMES, len(NAMES))
+        self.history.append(f"cut off {cut} and let {changed} {what} ({leader} leads)")
+        return cut, changed, third
+
+    def _command(self, what: str, name: str, *, at: str) -> list[str]:
+        wait = ("--wait", str(_COMMAND_SECONDS)) if what != "join" else ()
+        return ["cluster", what, name, *wait, "--data", str(self.sites.directory / at)]
+
+    def _change(self, what: str, name: str, *, at: str) -> None:
+        """Change the role of a site. What the cluster does not answer for a moment is repeated."""
+
+        def is_changed() -> bool:
+            done = run_command(*self._command(what, name, at=at))
+            assert done.returncode in (0, 1), (self.history, done.stderr)
+            return done.returncode == 0
+
+        until(is_changed, f"{what} {name}")
+
+    def _sealed(self) -> bool:
+        """Let the leader seal; return whether the first slab is sealed at all sites."""
+        slabs = [self._slab(name) for name in NAMES]
+        if all((slab.parent / "2").exists() for slab in slabs):
+            return True
+        with suppress(SiltstoneError):
+            leader = self.sites.wait_for_leader(*NAMES)
+            run_command("seal", "messages", "--data", str(self.sites.directory / leader))
+        return False
+
+    def _slab(self, name: str) -> Path:
+        return self.sites.directory / name / "data" / "messages" / "0" / "1"
+
     def _site(self, what: str) -> str:
         """Choose a site, the leader in half of all cases."""
         leader = self.sites.wait_for_leader(*NAMES)
@@ -156,6 +271,23 @@ class Faults:
         self._clock.wait(self._random.uniform(0.5, _LONG_SECONDS))
 
 
+def flip_a_bit(sites: Sites, name: str) -> None:
+    """Flip a bit in the middle of the first segment of a site, which is sealed."""
+    place = StorePaths(absolute_path(sites.directory / name)).data / "messages" / "0" / "1"
+    fs = PosixFileSystem()
+    path = place / min(entry.name for entry in fs.list(place) if entry.name.endswith(".seg"))
+    segment = open_segment(fs, path)
+    segment.follow()
+    at = int(segment.index.positions[len(segment.index.positions) // 2]) + 90
+    with fs.open(path, writable=True) as file:
+        file.write_at(at, bytes([file.read_at(at, 1)[0] ^ 1]))
+
+
+def is_sound(sites: Sites, name: str) -> bool:
+    """Return whether `siltstone verify` finds nothing at a site."""
+    return run_command("verify", "messages", "--data", str(sites.directory / name)).returncode == 0
+
+
 def _empty(directory: Path) -> None:
     for entry in directory.iterdir():
         if entry.is_dir():
@@ -165,14 +297,20 @@ def _empty(directory: Path) -> None:
 
 
 @contextmanager
-def sites_under_load(directory: Path, network: Network, *, seed: int) -> Iterator[Faults]:
-    """Three sites in namespaces, with clients that publish."""
-    with three_sites(directory, _SETTINGS, network) as sites:
+def sites_under_load(
+    directory: Path, network: Network, *, seed: int, every_kind: bool = False
+) -> Iterator[Faults]:
+    """Three sites in namespaces, with clients that publish. For every kind of fault, one site has a
+    small disk, and the sites check their files often.
+    """
+    with ExitStack() as stack:
+        if every_kind:
+            stack.enter_context(mounted(directory / SMALL, _DISK_BYTES))
+        settings = _SCRUBBED if every_kind else _SETTINGS
+        sites = stack.enter_context(three_sites(directory, settings, network))
         ledger = Ledger(sites, NAMES, seed=seed)
         sites.start()
         sites.wait_for_leader(*NAMES)
-        try:
-            ledger.start()
-            yield Faults(sites, ledger, network, seed=seed)
-        finally:
-            ledger.end()
+        stack.callback(ledger.end)
+        ledger.start()
+        yield Faults(sites, ledger, network, seed=seed)
