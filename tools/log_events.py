@@ -181,6 +181,9 @@ MEANINGS: Final = {
     "nats_ended": "The NATS server of this site has ended; it is started again.",
     "nats_found": "The NATS server of an earlier start still runs, and this site uses it.",
     "nats_started": "This site has started its NATS server.",
+    "nats_unsafe": "A NATS server of the user could lose what is acknowledged; `error` says which "
+    "one and why. Rows wait where this site leads.",
+    "nats_safe": "The NATS servers of the user are as they must be again.",
     "nats_without_space": "The NATS server of this site found no space on the disk, and keeps no "
     "shared logs until it is started again, which this site does when there are 16 MiB.",
     "mark_waits_for_space": "A site cannot remember how far it has stored a shared log, for lack "

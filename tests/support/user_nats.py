@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -26,10 +26,11 @@ cluster {{ name: users, listen: "127.0.0.1:{route}", routes: [ {routes} ] }}
 
 @dataclass(frozen=True, slots=True)
 class UserServers:
-    """Where the servers are."""
+    """Where the servers are, and what starts one again with another `sync_interval`."""
 
     urls: tuple[str, ...]
     pages: tuple[str, ...]
+    restart: Callable[[int, str], None]
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -51,29 +52,37 @@ def user_servers(directory: Path, sync: str = "always") -> Iterator[UserServers]
     directory.mkdir()
     routes = [free_port() for _ in range(3)]
     clients, monitors = [free_port() for _ in range(3)], [free_port() for _ in range(3)]
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(number: int, sync_interval: str) -> None:
+        if number in processes:
+            processes[number].kill()
+            processes[number].wait()
+        place = directory / f"nats-{number}.conf"
+        others = [port for port in routes if port != routes[number]]
+        text = _CONFIGURATION.format(
+            name=f"nats-{number}",
+            client=clients[number],
+            monitor=monitors[number],
+            payload=PAYLOAD_MAX,
+            store=directory / f"store-{number}",
+            sync=sync_interval,
+            route=routes[number],
+            routes=", ".join(f'"nats-route://127.0.0.1:{port}"' for port in others),
+        )
+        place.write_text(text)
+        with (directory / f"nats-{number}.log").open("ab") as output:
+            processes[number] = subprocess.Popen([program, "-c", str(place)], stderr=output)
+
     try:
         for number in range(3):
-            place = directory / f"nats-{number}.conf"
-            others = [port for port in routes if port != routes[number]]
-            text = _CONFIGURATION.format(
-                name=f"nats-{number}",
-                client=clients[number],
-                monitor=monitors[number],
-                payload=PAYLOAD_MAX,
-                store=directory / f"store-{number}",
-                sync=sync if number == 2 else "always",
-                route=routes[number],
-                routes=", ".join(f'"nats-route://127.0.0.1:{port}"' for port in others),
-            )
-            place.write_text(text)
-            with (directory / f"nats-{number}.log").open("wb") as output:
-                processes.append(subprocess.Popen([program, "-c", str(place)], stderr=output))
+            start(number, sync if number == 2 else "always")
         pages = tuple(f"http://127.0.0.1:{port}" for port in monitors)
         until(lambda: all(map(_answers, pages)), "all servers answer")
-        yield UserServers(tuple(f"nats://app:word@127.0.0.1:{port}" for port in clients), pages)
+        urls = tuple(f"nats://app:word@127.0.0.1:{port}" for port in clients)
+        yield UserServers(urls, pages, start)
     finally:
-        for process in processes:
+        for process in processes.values():
             process.kill()
             process.wait()
 

@@ -79,6 +79,8 @@ _BEATS: Final = "silt.beat"
 _PING_SECONDS: Final = 3
 _RECONNECT_SECONDS: Final = 0.1
 _RENEW_SECONDS: Final = 5.0
+# How often the servers of a user are checked, besides at each new connection to one of them.
+_CHECK_SECONDS: Final = 30.0
 _TIDY_SECONDS: Final = 2.0
 # The same while shards or sites are moving.
 _BUSY_SECONDS: Final = 0.3
@@ -135,6 +137,9 @@ class ClusterSite:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._said_at = -_SAY_SECONDS
         self._problem = "it is starting"
+        # Why the servers of the user could lose data; "" if they could not.
+        self._unsafe = ""
+        self._reconnected = asyncio.Event()
         self._open_database: OpenDatabase | None = None
         self._opened: set[str] = set()
         self._placing = Placing(settings, self._shards, self._peers, self._loop)
@@ -296,6 +301,7 @@ class ClusterSite:
         for work in (
             self._beat,
             self._watch,
+            self._check_servers,
             self._renew,
             self._mark,
             self._tidy,
@@ -331,6 +337,7 @@ class ClusterSite:
             ping_interval=_PING_SECONDS,
             max_outstanding_pings=2,
             allow_reconnect=True,
+            reconnected_cb=self._reconnect,
             error_cb=_ignore,
         )
         await client.subscribe(_BEATS, cb=self._hear)
@@ -375,6 +382,7 @@ class ClusterSite:
         sites = len(self._settings.seeds)
         rank = (hash_of(self.site) + log_.shard) % max(1, sites)
         shard = SiteShard(log_, ClaimTimer(rank, _now_us()), rank)
+        log_.hold_rows(self._unsafe)
         self._shards[key_of(log_)] = shard
         shard.task = self._start(self._tail(shard))
 
@@ -746,6 +754,27 @@ class ClusterSite:
             log(_LOG, logging.ERROR, "nats_without_space", free_bytes=free_bytes)
         return free_bytes >= SPACE_BYTES
 
+    async def _reconnect(self) -> None:
+        """Take that there is another connection: the server may have other settings."""
+        self._reconnected.set()
+
+    async def _check_servers(self) -> None:
+        """Check the servers of the user again, and let rows wait while they could lose data."""
+        while isinstance(self._process, UserNats):
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._reconnected.wait(), _CHECK_SECONDS)
+            self._reconnected.clear()
+            danger = await self._process.danger(self._client)
+            if danger is None or danger == self._unsafe:
+                continue
+            self._unsafe = danger
+            for shard in self._shards.values():
+                shard.log.hold_rows(danger)
+            if danger:
+                log(_LOG, logging.CRITICAL, "nats_unsafe", error=danger)
+            else:
+                log(_LOG, logging.WARNING, "nats_safe")
+
     async def _renew(self) -> None:
         """Replace the certificates that end soon, and use what the user has replaced."""
         while self._has_certificates:
@@ -775,6 +804,7 @@ class ClusterSite:
             "cluster": self._settings.name,
             "site": self.site,
             "problem": self._problem,
+            "nats": self._unsafe,
             **state_of(self._placing, self._shards, self._peers, mine, self._scrubber.undecided),
         }
         return {

@@ -3,19 +3,23 @@
 A start refuses servers that would lose data, and says which setting is wrong. It asks the
 monitoring page of each server, because the connection of a client does not tell whether a server
 syncs. A server that does not answer is not checked, but most of them must answer.
+
+The servers are checked again all the time, because a server may be restarted with other settings.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import Any, Final
 
 from nats.aio.client import Client
+from nats.errors import Error as NatsError
 
 from siltstone.cluster.nats_process import PAYLOAD_MAX, Ports, check_syncs, read_monitor
 from siltstone.cluster.settings import ClusterSettings
-from siltstone.cluster.shared_log import STREAM_BYTES, ask
+from siltstone.cluster.shared_log import STREAM_BYTES, ApiError, ask
 from siltstone.errors import SiltstoneError, UsageError
 
 SERVERS_MIN: Final = 3
@@ -37,8 +41,7 @@ class UserNats:
                 f"a NATS cluster needs at least {SERVERS_MIN} servers, so that one may fail: "
                 f"cluster.nats_monitor names {len(pages)}"
             )
-        answers = await asyncio.gather(*(self._look(page) for page in pages))
-        known = {page: values for page, values in zip(pages, answers, strict=True) if values}
+        known = await self._known()
         if 2 * len(known) <= len(pages):
             missing = ", ".join(page for page in pages if page not in known)
             raise SiltstoneError(
@@ -47,6 +50,34 @@ class UserNats:
             )
         check_servers(known)
         return Ports(client=self._settings.nats, monitor=next(iter(known)))
+
+    async def danger(self, client: Client) -> str | None:
+        """Check the servers and the account again; return what could lose data now, "" if nothing
+        could, None if nothing is known because no server answers.
+        """
+        known = await self._known()
+        if not known:
+            return None
+        # A server that has shut JetStream down stores nothing, so it can lose nothing.
+        storing = {
+            page: values
+            for page, values in known.items()
+            if values.get("jetstream", {}).get("config")
+        }
+        try:
+            check_servers(storing)
+            # Without an answer of JetStream, nothing is acknowledged either.
+            with suppress(NatsError, ApiError, OSError, TimeoutError):
+                await self.check_account(client)
+        except UsageError as exc:
+            return str(exc)
+        return ""
+
+    async def _known(self) -> dict[str, dict[str, Any]]:
+        """Return the pages of the servers that answer."""
+        pages = self._settings.nats_monitor
+        answers = await asyncio.gather(*(self._look(page) for page in pages))
+        return {page: values for page, values in zip(pages, answers, strict=True) if values}
 
     async def _look(self, page: str) -> dict[str, Any]:
         try:

@@ -18,6 +18,10 @@ SLOW_BYTES: Final = 64 * 1024 * 1024
 def alarms_of(state: Mapping[str, Any]) -> dict[Alarm, str]:
     """Return what is wrong, with a sentence each."""
     found: dict[Alarm, str] = {}
+    if state["nats"]:
+        found[Alarm(AlarmKind.UNSAFE_NATS, state["site"])] = (
+            f"{state['nats']}; rows wait where this site leads"
+        )
     for name, site in state["sites"].items():
         skew_us = site["clock_us"]
         if skew_us is not None and abs(skew_us) > CLOCK_US_MAX:

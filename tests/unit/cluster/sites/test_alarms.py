@@ -34,6 +34,7 @@ def state(*, site: dict[str, Any] | None = None, **changes: Any) -> dict[str, An
     return {
         "site": "b",
         "problem": "",
+        "nats": "",
         "sites": {"a": {"clock_us": 0}, "b": {"clock_us": None}},
         "shards": {"m/0": shard | changes},
     }
@@ -54,6 +55,7 @@ def test_nothing_is_wrong_in_a_cluster_in_order() -> None:
         (AlarmKind.UNDECIDED, "m/0/1/7.seg", state(undecided=["1/7.seg"])),
         (AlarmKind.DIVERGED, "m/0 at b", state(site={"status": "stopped", "reason": "x"})),
         (AlarmKind.NO_SPACE, "m/0 at b", state(site={"full": True})),
+        (AlarmKind.UNSAFE_NATS, "b", state() | {"nats": "it does not sync"}),
         (AlarmKind.SLOW_SITE, "m/0 at b", state(site={"lag_bytes": SLOW_BYTES})),
     ],
 )

@@ -227,6 +227,8 @@ class ReplicatedLog:
         self._requests = 0
         self._owner = 0
         self._log_is_full = False
+        # Why rows wait, because what is acknowledged could be lost; "" if they do not.
+        self._unsafe = ""
         self.view = self._look()
 
     # From any thread.
@@ -312,6 +314,10 @@ class ReplicatedLog:
     def limit_rows(self, *, is_full: bool) -> None:
         """Take whether the shared log has no room for rows now: then calls wait."""
         self._log_is_full = is_full
+
+    def hold_rows(self, reason: str) -> None:
+        """Let calls wait while the shared log could lose what it acknowledges; "" ends that."""
+        self._unsafe = reason
 
     def sealed_segments(self) -> list[str]:
         """Return the sealed segments of this site, as GENERATION/SERIAL.seg."""
@@ -456,6 +462,8 @@ class ReplicatedLog:
         """
         if self._core.leader is None or self._unstored is not None:
             return [NotLeaderError(f"this site does not lead shard {self.shard}")] * len(calls)
+        if self._unsafe:
+            return [OverloadedError(f"rows wait: {self._unsafe}")] * len(calls)
         if self._log_is_full:
             full = "the shared log is nearly full: a site is behind, or the log is not trimmed"
             return [OverloadedError(full)] * len(calls)

@@ -29,6 +29,7 @@ class AlarmKind(Enum):
     SLOW_SITE = "slow site"
     CLOCK_SKEW = "clock skew"
     UNDECIDED = "undecided segments"
+    UNSAFE_NATS = "unsafe NATS"
 
 
 @dataclass(frozen=True, slots=True)
