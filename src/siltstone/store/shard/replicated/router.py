@@ -9,6 +9,9 @@ Invariants:
 - while no leader is known, or its answer does not come, the calls wait;
 - if the cluster has given this site up, and closed its producer, the router continues as another
   one. The outcome of a call with an attempt that was not answered is unknown then;
+- it also continues as another one behind a call that is refused for good while another attempt has
+  no answer. That attempt may still be stored, or never, so no later call can name it, or pass it by;
+- no call of a producer is sent while one of the producer before it has no outcome;
 - the bytes of the waiting calls are bounded.
 """
 
@@ -23,6 +26,7 @@ from siltstone.errors import (
     OutcomeUnknownError,
     OverloadedError,
     PoisonedError,
+    RetryError,
     SiltstoneError,
 )
 from siltstone.store.log.write.cook import Call
@@ -80,6 +84,8 @@ class Router:
         self._pending_bytes_max = pending_bytes_max
         self._condition = Condition()
         self._sender = Sender(producer)
+        # Whether calls of the producer before this one wait.
+        self._has_former = False
         self._waiting: dict[int, _Waiting] = {}
         self._pending_bytes = 0
         self._attempts = 0
@@ -98,7 +104,8 @@ class Router:
             waiting = _Waiting(self._places, self._sender, call, ticket)
             self._waiting[self._places] = waiting
             self._pending_bytes += size
-            self._send(waiting)
+            if not self._is_held(waiting):
+                self._send(waiting)
 
     def follow(self, log: ReplicatedLog, submit: Callable[[Call, Ticket], None]) -> None:
         """Use the log and the queue of the shard after it was opened again."""
@@ -112,8 +119,12 @@ class Router:
             for waiting in list(self._waiting.values()):
                 # A deposed leader may be dead, so its answer is not waited for.
                 is_due = waiting.attempt == 0 or waiting.term < term
-                if is_due and not self._send(waiting):
+                if is_due and not self._is_held(waiting) and not self._send(waiting):
                     break
+
+    def _is_held(self, waiting: _Waiting) -> bool:
+        """Return whether a call must wait for those of the producer before its own."""
+        return self._has_former and waiting.number > 0 and waiting.sender is self._sender
 
     @property
     def pending(self) -> int:
@@ -181,35 +192,47 @@ class Router:
                 waiting.attempt = 0
             if waiting.number and isinstance(answer, ClosedProducerError):
                 waiting.sender.refused(waiting.number, attempt)
-                settled = self._begin_anew(waiting.sender)
-                answer = OutcomeUnknownError(f"an attempt has no answer, and {answer}")
+                settled, answer = self._begin_anew(0), _unknown(answer)
             elif self._settles(waiting, attempt, answer):
                 settled = [waiting]
+            elif waiting.number and _is_permanent(answer):
+                settled, answer = self._begin_anew(waiting.place), _unknown(answer)
             else:
                 return
             for each in settled:
                 del self._waiting[each.place]
                 self._pending_bytes -= each.call.size_bytes
             self._condition.notify_all()
+            if self._has_former:
+                self._end_former()
         for each in settled:
             each.ticket.resolve(answer, each.call.rows)
 
-    def _begin_anew(self, closed: Sender) -> list[_Waiting]:
-        """Continue as another producer, in the same order; return the calls that may have been
-        stored. The caller holds the lock.
+    def _begin_anew(self, first: int) -> list[_Waiting]:
+        """Continue as another producer from this call on, in the same order; return the calls that
+        may have been stored. The caller holds the lock.
         """
-        if self._sender is closed:
-            self._sender = Sender(self._cluster.producer())
+        self._sender = Sender(self._cluster.producer())
         unknown: list[_Waiting] = []
         for waiting in self._waiting.values():
-            if not waiting.number or waiting.sender is not closed:
+            if not waiting.number or waiting.place < first:
                 continue
-            if closed.give_up(waiting.number):
+            if waiting.sender.give_up(waiting.number):
                 waiting.sender, waiting.attempt = self._sender, 0
                 waiting.number = self._sender.begin()
             else:
                 unknown.append(waiting)
+        self._has_former = True
         return unknown
+
+    def _end_former(self) -> None:
+        """Send the calls that were held, if those of the producer before have an outcome."""
+        self._has_former = any(
+            waiting.number and waiting.sender is not self._sender
+            for waiting in self._waiting.values()
+        )
+        if not self._has_former:
+            self.look()
 
     def _settles(self, waiting: _Waiting, attempt: int, answer: Answer) -> bool:
         """Return whether an answer is the outcome of the call; otherwise it is sent again."""
@@ -228,6 +251,16 @@ class Router:
         if number:
             sender.refused(number, attempt)
         return not isinstance(answer, _AGAIN) and (not number or sender.give_up(number))
+
+
+def _is_permanent(answer: Answer) -> bool:
+    """Return whether every leader would refuse the call, as far as this one knows."""
+    passing = RetryError | OutcomeUnknownError | ClosedError | PoisonedError
+    return isinstance(answer, Exception) and not isinstance(answer, passing)
+
+
+def _unknown(refusal: Answer) -> OutcomeUnknownError:
+    return OutcomeUnknownError(f"an attempt has no answer, and another was refused: {refusal}")
 
 
 def _told(then: Callable[[Answer], None], data: bytes | None) -> None:

@@ -58,6 +58,13 @@ class Desk:
     def producer(self) -> bytes:
         return b"n" * 16
 
+    def claims(self, first: int = 0) -> list[Claim | None]:
+        return [claim for _, claim, _ in self.sent[first:]]
+
+    def answer(self, number: int, answer: Outcome | Exception | None) -> None:
+        """Answer the call that was sent so many calls before."""
+        self.sent[number][2](None if answer is None else encode_answer(answer))
+
     def led_by(self, leader: str, term: int = 1) -> LogView:
         self.view = LogView(
             status=Status.CURRENT,
@@ -186,6 +193,48 @@ def test_a_call_is_refused_only_if_every_attempt_was() -> None:
     desk.router.look()
     desk.sent[2][2](encode_answer(STORED))
     assert (ticket.done, ticket.error) == (True, None)
+
+
+def test_a_call_that_is_refused_for_good_after_a_lost_answer_ends_with_an_unknown_outcome() -> None:
+    desk = Desk()
+    desk.led_by("b")
+    ticket = desk.append()
+    desk.answer(0, None)
+    desk.router.look()
+    desk.answer(1, InvalidTopicError("bad topic"))
+    assert isinstance(ticket.error, OutcomeUnknownError)
+    assert "bad topic" in str(ticket.error)
+    assert desk.router.pending == 0
+    desk.router.look()
+    assert len(desk.sent) == 2
+    # The first attempt may be stored or not, so no call of the same producer can follow it.
+    desk.append()
+    assert desk.claims(2) == [Claim(producer=b"n" * 16, number=1, previous=0)]
+
+
+def test_calls_behind_one_that_is_refused_for_good_stay_behind_those_before_it() -> None:
+    desk = Desk()
+    desk.led_by("b")
+    before, bad, refused, doubtful = (desk.append() for _ in range(4))
+    for number in (0, 1):
+        desk.answer(number, None)
+    desk.answer(2, OutOfOrderError("x"))
+    desk.router.look()
+    assert desk.claims(4) == [claim(1, 0), claim(2, 1), claim(3, 2)]
+    desk.answer(6, OutOfOrderError("x"))
+    desk.answer(5, InvalidTopicError("bad topic"))
+    # An attempt of the last one has no answer, and it may be stored behind the bad one.
+    outcomes = [(ticket.done, type(ticket.error)) for ticket in (bad, doubtful)]
+    assert outcomes == [(True, OutcomeUnknownError)] * 2
+    last = desk.append()
+    desk.router.look()
+    assert len(desk.sent) == 7
+    desk.answer(4, STORED)
+    new = [Claim(producer=b"n" * 16, number=n, previous=n - 1) for n in (1, 2)]
+    assert desk.claims(7) == new
+    for number in (7, 8):
+        desk.answer(number, STORED)
+    assert [(each.done, each.error) for each in (before, refused, last)] == [(True, None)] * 3
 
 
 @pytest.mark.parametrize("error", [RetryError("full"), InvalidTopicError("bad")])
