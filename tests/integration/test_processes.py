@@ -93,11 +93,12 @@ def test_a_quota_refuses_rows_until_a_slab_is_dropped(tmp_path: Path) -> None:
     settings = DatabaseSettings(segment_bytes=64 * 1024, quota_bytes=300 * 1024)
     with siltstone.open(tmp_path) as store:
         database = store.create("one", settings)
-        database.append([Row("t", bytes(1000))] * 50).wait()
+        # One after another: calls that wait together are one flush, with one look at the quota.
+        for _ in range(4):
+            database.append([Row("t", bytes(1000))] * 50).wait()
         database.seal()
         with pytest.raises(QuotaExceededError, match="drop sealed slabs or raise the quota"):
-            for _ in range(100):  # one after another: calls that wait together are one flush
-                database.append([Row("t", bytes(1000))] * 50).wait()
+            database.append([Row("t", bytes(1000))] * 100).wait()
         database.drop_slab(SlabId(0, 1))
         database.append([Row("t", b"again")]).wait()
         database.configure(quota_bytes=None)

@@ -10,7 +10,7 @@ Invariants:
 - if the cluster has given this site up, and closed its producer, the router continues as another
   one. The outcome of a call with an attempt that was not answered is unknown then;
 - it also continues as another one behind a call that is refused for good while another attempt has
-  no answer. That attempt may still be stored, or never, so no later call can name it, or pass it by;
+  no answer. That attempt may still be stored, or never, so no later call can name it or pass it;
 - no call of a producer is sent while one of the producer before it has no outcome;
 - the bytes of the waiting calls are bounded.
 """
