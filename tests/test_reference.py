@@ -51,6 +51,8 @@ def test_commands_that_need_the_broker_to_be_stopped_are_refused_beside_it(
         "serve": "--port 0",
         "verify --repair": "messages",
         "cluster export-local": "",
+        "cluster import-local": "messages",
+        "cluster refound": "",
     }
     stopped = [name for name, text in rows().items() if text == "Stop the broker first."]
     assert sorted(stopped) == sorted(arguments)

@@ -60,7 +60,7 @@ async def _read(directory: Path) -> None:
         )
         connection = Connection()
         connection.client = client
-        registry = Registry(connection, clock, replicas=1)
+        registry = Registry(connection, clock, replicas=1, epoch=1)
         await registry.open("plant")
         assert await registry.databases() == []
         for name in ("one", "two"):
@@ -72,7 +72,7 @@ async def _read(directory: Path) -> None:
         info = await ask(client, f"STREAM.INFO.KV_{BUCKET}")
         assert info["state"]["consumer_count"] == 0
         with pytest.raises(UsageError, match="used by the cluster 'plant'"):
-            await Registry(connection, clock, replicas=1).open("other")
+            await Registry(connection, clock, replicas=1, epoch=1).open("other")
         await client.close()
     finally:
         await process.stop()

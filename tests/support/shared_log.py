@@ -10,7 +10,7 @@ from pathlib import PurePath
 from threading import RLock
 
 from siltstone.clock import Clock, SystemClock
-from siltstone.errors import OutcomeUnknownError, SiltstoneError
+from siltstone.errors import OutcomeUnknownError, SiltstoneError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.store.directory import Store
@@ -24,10 +24,11 @@ from siltstone.store.shard.replicated.copying import (
 )
 from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.shard.replicated.port import Founding
+from siltstone.store.slab.manifest import Manifest
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.replication.codec import encode
 from siltstone.store.writer.replication.follower import Bounds, Status
-from siltstone.store.writer.replication.messages import Genesis
+from siltstone.store.writer.replication.messages import Genesis, Identity
 from siltstone.store.writer.ticket import Ticket
 
 NONCE = b"n" * 16
@@ -44,6 +45,7 @@ class SharedLogs:
         self.first = 1
         self.founded: dict[str, Founding] = {}
         self.sites: dict[str, MemorySite] = {}
+        self.epoch = 1
 
     def publish(self, key: Key, data: bytes) -> None:
         with self.lock:
@@ -91,6 +93,27 @@ class MemorySite:
                 salt = secrets.randbits(63)
                 known[database] = Founding(salt=salt, created_us=1_000_000, settings=settings)
             return known[database]
+
+    @property
+    def epoch(self) -> int:
+        return self.logs.epoch
+
+    def found_from_files(self, database: str, founding: Founding) -> tuple[bytes, ...]:
+        with self.logs.lock:
+            logs = self.logs
+            known = logs.founded.setdefault(database, founding)
+            if known.salt != founding.salt:
+                raise UsageError(f"the cluster has another database {database!r}")
+            manifest = Manifest(
+                database=database, salt=founding.salt, settings=founding.settings, slabs=()
+            )
+            for shard in range(founding.settings.shards):
+                identity = Identity(
+                    database=bytes.fromhex(manifest.identity.text), shard=shard, epoch=logs.epoch
+                )
+                logs.messages[database, shard] = [encode(Genesis(identity, NONCE))] * 2
+            logs.first = 2
+        return (NONCE,) * founding.settings.shards
 
     def boot(self) -> int:
         return secrets.randbits(63)

@@ -56,6 +56,7 @@ class Sites:
         secret.chmod(0o600)
         hosts = dict.fromkeys(NAMES, "127.0.0.1") if network is None else network.address
         addresses = {name: f"{hosts[name]}:{free_port()}" for name in NAMES}
+        self.addresses = addresses
         self._settings = {
             "cluster.name": "plant",
             "cluster.seeds": ",".join(addresses.values()),
@@ -76,6 +77,16 @@ class Sites:
         self.brokers[name] = BrokerProcess(
             self.directory / name, settings=self._settings | own, command=(*prefix, *COMMAND)
         )
+
+    def alone(self, name: str) -> tuple[str, ...]:
+        """Let a site be the only seed; return its name."""
+        self.brokers[name].set("cluster.seeds", self.addresses[name])
+        return (name,)
+
+    def set_epoch(self, epoch: int, *names: str) -> None:
+        """Let sites begin with another epoch from now on."""
+        for name in names or NAMES:
+            self.brokers[name].set("cluster.epoch", epoch)
 
     def start(self, *names: str) -> None:
         """Start sites at the same time; wait until they listen."""

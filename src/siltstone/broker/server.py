@@ -135,8 +135,8 @@ def run_server(
                 closing.callback(cluster.stop)
             store = closing.enter_context(open_store(settings.data, clock=clock, cluster=cluster))
             if cluster is not None:
+                cluster.serve(store.ensure, store.founding())
                 cluster.start()
-                cluster.serve(store.ensure)
                 # Before the store is closed: otherwise the shards are silent for a while.
                 closing.callback(cluster.resign)
             server = Server(

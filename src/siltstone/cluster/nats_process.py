@@ -107,7 +107,7 @@ def configuration(settings: ClusterSettings, listen: Address, tls_files: TlsFile
         tls=tls,
     )
     if settings.keeps_logs:
-        text += _JETSTREAM.format(store_dir=_quoted(place / "jetstream"), file_store=_FILE_STORE)
+        text += _JETSTREAM.format(store_dir=_quoted(settings.log_directory), file_store=_FILE_STORE)
     if len(settings.seeds) == 1 and settings.keeps_logs:
         return text
     password = settings.password("route")
@@ -118,7 +118,7 @@ def configuration(settings: ClusterSettings, listen: Address, tls_files: TlsFile
         if seed != listen
     )
     return text + _CLUSTER.format(
-        name=json.dumps(settings.name),
+        name=json.dumps(settings.scope),
         listen=json.dumps(str(listen)),
         user=json.dumps(ROUTE_USER),
         password=json.dumps(password),

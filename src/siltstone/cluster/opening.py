@@ -14,6 +14,7 @@ from siltstone.fs.posix import PosixFileSystem, absolute_path, config_directory
 def make_site(
     *,
     name: str,
+    epoch: int,
     site: str,
     seeds: str,
     listen: str,
@@ -44,6 +45,7 @@ def make_site(
     return ClusterSite(
         ClusterSettings(
             name=name,
+            epoch=epoch,
             site=site,
             seeds=() if nats else tuple(map(Address.parse, seeds.split(","))),
             nats=nats,

@@ -3,7 +3,8 @@
     cluster         the name of the cluster
     place.<shard>   the sites of a shard, and the sequence below which its log is trimmed
     db.<database>   how a replicated database was created: salt, time, settings, and a nonce for the
-                    log of each shard; `state` is founding until all streams exist, then ready
+                    log of each shard; `state` is founding until all streams exist, then ready.
+                    While it has `by`, only that site has the rows, and no other one opens it
     site.<site>     the role of a site, and its zone
 
 Streams are created only while a database is being founded. A stream that is missing later is lost,
@@ -16,6 +17,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,9 +31,8 @@ from nats.js.errors import (
 from nats.js.kv import KeyValue
 
 from siltstone.clock import Clock
-from siltstone.cluster.shared_log import Connection, ask, found_stream
-from siltstone.errors import SiltstoneError, UsageError
-from siltstone.store.shard.replicated.log import EPOCH
+from siltstone.cluster.shared_log import Connection, ask, found_stream, trim_genesis
+from siltstone.errors import RetryError, SiltstoneError, UsageError
 from siltstone.store.shard.replicated.port import Founding
 from siltstone.store.slab.manifest import Manifest
 from siltstone.store.slab.settings import DatabaseSettings
@@ -54,6 +55,7 @@ class Registered:
     nonces: tuple[bytes, ...]
     is_ready: bool
     revision: int
+    by: str = ""
 
     @property
     def identity(self) -> bytes:
@@ -68,13 +70,15 @@ class Registered:
 
     def encode(self, *, is_ready: bool) -> bytes:
         """Return the bytes of the entry."""
-        values = {
+        values: dict[str, Any] = {
             "salt": self.founding.salt,
             "created_us": self.founding.created_us,
             "settings": self.founding.settings.to_json(),
             "nonces": [nonce.hex() for nonce in self.nonces],
             "state": "ready" if is_ready else "founding",
         }
+        if self.by and not is_ready:
+            values["by"] = self.by
         return json.dumps(values).encode()
 
     @classmethod
@@ -91,15 +95,17 @@ class Registered:
             nonces=tuple(bytes.fromhex(nonce) for nonce in values["nonces"]),
             is_ready=values["state"] == "ready",
             revision=revision,
+            by=values.get("by", ""),
         )
 
 
 class Registry:
     """The bucket. On the loop of the site."""
 
-    def __init__(self, connection: Connection, clock: Clock, *, replicas: int) -> None:
+    def __init__(self, connection: Connection, clock: Clock, *, replicas: int, epoch: int) -> None:
         self._connection = connection
         self._clock = clock
+        self._epoch = epoch
         self._replicas = replicas
         self._bucket: KeyValue | None = None
 
@@ -187,9 +193,49 @@ class Registry:
                 await asyncio.sleep(0)
             known = await self.database(name)
             assert known is not None
+        if known.by:
+            raise RetryError(f"site {known.by} begins the logs of {name}: wait until it has")
         if not known.is_ready:
             await self._found_streams(known)
+            await self.finish(known)
         return known
+
+    async def found_from_files(self, name: str, founding: Founding, site: str) -> Registered:
+        """Create the logs of a database whose rows only this site has; `finish` makes it ready.
+
+        Raises: NatsError, ApiError; UsageError if there is another database of this name.
+        """
+        mine = Registered(
+            name=name,
+            founding=founding,
+            nonces=tuple(
+                secrets.token_bytes(DIGEST_BYTES) for _ in range(founding.settings.shards)
+            ),
+            is_ready=False,
+            revision=0,
+            by=site,
+        )
+        # It may be there already, from a start that was interrupted.
+        with suppress(KeyWrongLastSequenceError):
+            await self.bucket.create(f"db.{name}", mine.encode(is_ready=False))
+        known = await self.database(name)
+        if known is None or known.by != site or known.identity != mine.identity:
+            raise UsageError(
+                f"the cluster has another database {name!r} already: see 'siltstone cluster "
+                f"import-local --help'"
+            )
+        await self._found_streams(known)
+        for identity, nonce in self._logs(known):
+            await trim_genesis(self._connection.client, identity, nonce)
+        return known
+
+    async def finish(self, known: Registered) -> None:
+        """Let all sites open a database. Raises: NatsError."""
+        # If another site was faster, it has done the same.
+        with suppress(KeyWrongLastSequenceError):
+            await self.bucket.update(
+                f"db.{known.name}", known.encode(is_ready=True), known.revision
+            )
 
     async def placement(self, key: str) -> tuple[Placement | None, int]:
         """Return the placement of a shard, and its revision for `place`. Raises: NatsError."""
@@ -253,22 +299,21 @@ class Registry:
         return decode_site(entry.value), entry.revision or 0
 
     async def _found_streams(self, known: Registered) -> None:
-        for shard, nonce in enumerate(known.nonces):
-            identity = Identity(database=known.identity, shard=shard, epoch=EPOCH)
+        for identity, nonce in self._logs(known):
             await found_stream(
                 self._connection.client,
                 identity,
                 nonce,
                 replicas=self._replicas,
-                title=f"{known.name}/{shard}",
+                title=f"{known.name}/{identity.shard}",
             )
-        try:
-            await self.bucket.update(
-                f"db.{known.name}", known.encode(is_ready=True), known.revision
-            )
-        except KeyWrongLastSequenceError:
-            # Another site finished it too.
-            await asyncio.sleep(0)
+
+    def _logs(self, known: Registered) -> list[tuple[Identity, bytes]]:
+        """Return the identities and nonces of the logs of a database."""
+        return [
+            (Identity(database=known.identity, shard=shard, epoch=self._epoch), nonce)
+            for shard, nonce in enumerate(known.nonces)
+        ]
 
 
 def encode_placement(placement: Placement) -> bytes:

@@ -43,6 +43,8 @@ class ClusterSettings:
     """
 
     name: str
+    # How often the logs have begun, with other seeds each time.
+    epoch: int = 1
     site: str
     seeds: tuple[Address, ...]
     listen: Address | None
@@ -73,7 +75,17 @@ class ClusterSettings:
         """The number of copies of each shared log: as many as there are servers, 3 at most."""
         return max(1, min(3, len(self.nats_monitor if self.nats else self.seeds)))
 
+    @property
+    def scope(self) -> str:
+        """The name of the cluster in this epoch: servers of another epoch are strangers."""
+        return self.name if self.epoch == 1 else f"{self.name}.{self.epoch}"
+
+    @property
+    def log_directory(self) -> PurePath:
+        """The directory of the shared logs of this epoch."""
+        return self.directory / ("jetstream" if self.epoch == 1 else f"jetstream-{self.epoch}")
+
     def password(self, purpose: str) -> str:
         """Return the password for a purpose; it does not tell the secret."""
-        text = f"{self.name}/{purpose}".encode()
+        text = f"{self.scope}/{purpose}".encode()
         return hmac.new(self.secret, text, "sha256").hexdigest()

@@ -116,10 +116,23 @@ async def found_stream(
         "metadata": {"nonce": nonce.hex()},
     }
     await ask(client, f"STREAM.CREATE.{name.stream}", config)
-    answer = await client.request(name.subject, encode(Genesis(identity, nonce)), timeout=5.0)
+    await _publish_genesis(client, identity, nonce)
+
+
+async def _publish_genesis(client: Client, identity: Identity, nonce: bytes) -> None:
+    subject = StreamName.of(identity).subject
+    answer = await client.request(subject, encode(Genesis(identity, nonce)), timeout=5.0)
     if "error" in (values := json.loads(answer.data)):
         error = values["error"]
-        raise ApiError(name.subject, error.get("err_code", 0), error.get("description", ""))
+        raise ApiError(subject, error.get("err_code", 0), error.get("description", ""))
+
+
+async def trim_genesis(client: Client, identity: Identity, nonce: bytes) -> None:
+    """Remove the first message of a stream that has nothing but GENESIS, so that a site without a
+    mark copies from another one. A second GENESIS stays, which all sites ignore.
+    """
+    await _publish_genesis(client, identity, nonce)
+    await ask(client, f"STREAM.PURGE.{StreamName.of(identity).stream}", {"seq": 2})
 
 
 def stream_of(identity: Identity) -> str:

@@ -15,7 +15,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from threading import Event, Thread
@@ -28,6 +28,7 @@ from nats.errors import Error as NatsError
 from siltstone.clock import Clock
 from siltstone.cluster.certificates import SiteCertificates
 from siltstone.cluster.copying import answer_request
+from siltstone.cluster.epochs import enter_epoch
 from siltstone.cluster.nats_process import PAYLOAD_MAX, SPACE_BYTES, USER, NatsProcess
 from siltstone.cluster.registry import Registered, Registry, patiently
 from siltstone.cluster.settings import ClusterSettings
@@ -51,7 +52,6 @@ from siltstone.cluster.sites.state import state_of
 from siltstone.cluster.user_nats import UserNats
 from siltstone.errors import OutcomeUnknownError, RetryError, SiltstoneError, UsageError
 from siltstone.fs.api import FileSystem
-from siltstone.fs.publish import create_directories
 from siltstone.guard import contain
 from siltstone.logs import log
 from siltstone.store.shard.replicated.calls import decode_call, encode_answer
@@ -91,6 +91,8 @@ _TIDY_LIMIT: Final = 10.0
 _ATTEMPTS: Final = 20
 _ALARM_SECONDS: Final = 1.0
 _HAND_OVER_SECONDS: Final = 0.25
+# Several beats of the sites that are there.
+_LISTEN_SECONDS: Final = 1.0
 # How long a site that ends waits for others to lead its shards.
 _RESIGN_SECONDS: Final = 2.0
 
@@ -116,7 +118,7 @@ class ClusterSite:
         self._certificates = SiteCertificates(
             fs,
             settings.directory,
-            cluster=settings.name,
+            cluster=settings.scope,
             site=settings.site,
             secret=settings.secret,
             hosts=hosts,
@@ -142,6 +144,9 @@ class ClusterSite:
         self._reconnected = asyncio.Event()
         self._open_database: OpenDatabase | None = None
         self._opened: set[str] = set()
+        # The databases whose logs begin with the rows of this site, if they are not there yet.
+        self._founding: tuple[str, ...] = ()
+        self._connected_at = 0.0
         self._placing = Placing(settings, self._shards, self._peers, self._loop)
         self._alarms = AlarmWatch()
         self._producers = ProducerNames(fs, settings.directory, clock)
@@ -159,8 +164,11 @@ class ClusterSite:
         if self._failure is not None:
             raise self._failure
 
-    def serve(self, open_database: OpenDatabase) -> None:
-        """Open every replicated database of the cluster from now on with this function."""
+    def serve(self, open_database: OpenDatabase, founding: Iterable[str] = ()) -> None:
+        """Open every replicated database of the cluster from now on with this function, and those
+        whose logs begin with the rows of this site.
+        """
+        self._founding = tuple(founding)
         self._open_database = open_database
 
     def stop(self) -> None:
@@ -176,6 +184,19 @@ class ClusterSite:
         """Create a replicated database, or learn how another site did; wait for a majority."""
         known: Registered = self._call(self._found(database, settings))
         return known.founding
+
+    @property
+    def epoch(self) -> int:
+        """How often the logs have begun."""
+        return self._settings.epoch
+
+    def found_from_files(self, database: str, founding: Founding) -> tuple[bytes, ...]:
+        """Create the logs of a database that only this site has; wait for a majority."""
+        known = self._call(self._found_from_files(database, founding))
+        if isinstance(known, UsageError):
+            raise known
+        assert isinstance(known, Registered)
+        return known.nonces
 
     def boot(self) -> int:
         """Return a random number."""
@@ -282,7 +303,7 @@ class ClusterSite:
 
     async def _begin(self) -> None:
         try:
-            create_directories(self._fs, self._settings.directory)
+            enter_epoch(self._fs, self._settings.directory, self._settings.epoch)
             if self._has_certificates:
                 self._certificates.prepare(self._clock.now_us())
             ports = await self._process.start()
@@ -295,7 +316,13 @@ class ClusterSite:
             self._failure = SiltstoneError(f"cannot connect to NATS: {exc}")
             self._started.set()
             return
-        self._registry = Registry(self._connection, self._clock, replicas=self._settings.replicas)
+        self._connected_at = self._loop.time()
+        self._registry = Registry(
+            self._connection,
+            self._clock,
+            replicas=self._settings.replicas,
+            epoch=self._settings.epoch,
+        )
         self._started.set()
         self._spawn(self._open_registry())
         for work in (
@@ -351,7 +378,7 @@ class ClusterSite:
         assert self._registry is not None
         if isinstance(self._process, UserNats):
             await patiently(partial(self._process.check_account, self._client), say=self._say)
-        await patiently(partial(self._registry.open, self._settings.name), say=self._say)
+        await patiently(partial(self._registry.open, self._settings.scope), say=self._say)
         self._problem = ""
         self._ready.set()
         log(_LOG, logging.INFO, "cluster_joined", cluster=self._settings.name, site=self.site)
@@ -372,9 +399,38 @@ class ClusterSite:
     async def _found(self, database: str, settings: DatabaseSettings) -> Registered:
         await self._ready.wait()
         assert self._registry is not None
+        await self._listen()
         known: Registered = await patiently(
-            partial(self._registry.found, database, settings), say=self._say
+            partial(self._found_once, self._registry, database, settings), say=self._say
         )
+        self._problem = ""
+        return known
+
+    async def _listen(self) -> None:
+        """Wait until the sites that are there were heard: one may bring a database."""
+        await asyncio.sleep(self._connected_at + _LISTEN_SECONDS - self._loop.time())
+
+    async def _found_once(
+        self, registry: Registry, database: str, settings: DatabaseSettings
+    ) -> Registered:
+        for name, peer in self._peers.items():
+            if database in peer.founding and await registry.database(database) is None:
+                raise RetryError(f"site {name} begins the logs of {database}: wait until it has")
+        return await registry.found(database, settings)
+
+    async def _found_from_files(self, database: str, founding: Founding) -> Registered | UsageError:
+        await self._ready.wait()
+        registry = self._registry
+        assert registry is not None
+
+        async def found() -> Registered | UsageError:
+            try:
+                return await registry.found_from_files(database, founding, self.site)
+            except UsageError as exc:
+                # Waiting does not help.
+                return exc
+
+        known: Registered | UsageError = await patiently(found, say=self._say)
         self._problem = ""
         return known
 
@@ -410,6 +466,9 @@ class ClusterSite:
                 remedy="the registry of this cluster has another database of this name, or none",
             )
             return
+        if known.by == self.site:
+            # The marks of all shards are written: the other sites can copy them.
+            await patiently(partial(registry.finish, known), say=self._say)
         shard.tail = LogTail(self._connection, shard.log, known.nonces[shard.log.shard])
         await shard.tail.run()
 
@@ -500,6 +559,7 @@ class ClusterSite:
                 "shards": shards,
                 "stopping": self._placing.is_stopping,
                 "fit": self._placing.is_fit,
+                "founding": self._founding,
             }
             with suppress(NatsError, OSError, asyncio.TimeoutError):
                 if self._client.is_connected:
@@ -574,6 +634,7 @@ class ClusterSite:
             skew_us,
             producers,
             is_fit,
+            frozenset(map(str, values.get("founding", ()))),
         )
         for key, theirs in shards.items():
             shard = self._shards.get(key)
@@ -723,6 +784,12 @@ class ClusterSite:
         """Open the replicated databases of the cluster, so that this site has their rows too."""
         if self._open_database is None or self._registry is None:
             return
+        for name in self._founding:
+            if name not in self._opened:
+                self._opened.add(name)
+                # It exists here, so it keeps its settings.
+                settings = DatabaseSettings()
+                await asyncio.to_thread(contain, partial(self._open_database, name, settings))
         for name in await self._registry.databases():
             if name not in self._opened:
                 known = await self._registry.database(name)

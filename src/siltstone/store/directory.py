@@ -54,10 +54,18 @@ from siltstone.store.log.arguments import require_kind
 from siltstone.store.log.first_slab import create_slabs
 from siltstone.store.log.slab_names import holds_rows
 from siltstone.store.shard.replicated.exporting import make_local
+from siltstone.store.shard.replicated.founding import (
+    begin_anew,
+    begin_as_follower,
+    found_from_files,
+    is_founding,
+    make_replicated,
+)
+from siltstone.store.shard.replicated.mark_file import Marked, read_mark
 from siltstone.store.shard.replicated.port import Founding, Replication
 from siltstone.store.shard.shard import LEADING, READING, Role, Roles
 from siltstone.store.shard.shards import Shards
-from siltstone.store.slab.manifest import MANIFEST, Manifest
+from siltstone.store.slab.manifest import MANIFEST, Manifest, read_manifest
 from siltstone.store.slab.retention import require_retention
 from siltstone.store.slab.settings import DatabaseSettings, require_local
 from siltstone.store.tx.owned_map import OWNED_MAP_SETTINGS
@@ -287,12 +295,58 @@ class Store:
         if it is open, or while a copy from another site is being installed.
         """
         with self._mutex:
-            self._check_writable()
-            if name not in self.names():
-                raise NotFoundError(f"database {name!r} does not exist in {self.path}")
-            if name in self._databases or self._cluster is not None:
-                raise UsageError(f"database {name!r} is in use")
-            return make_local(self._fs, self._paths.database(name))
+            return make_local(self._fs, self._unused(name))
+
+    def make_replicated(self, name: str) -> bool:
+        """Make a local database a replicated one, whose logs begin with its rows at the next start
+        of the site; return whether it was local.
+
+        Only without a cluster, and before the database is opened. Raises: NotFoundError;
+        UsageError if it is open, or cannot be replicated.
+        """
+        with self._mutex:
+            directory = self._unused(name)
+            if read_manifest(self._fs, directory).settings.backend == "local":
+                # What a crash has interrupted is finished as at each start.
+                self._open(name).close()
+                self._databases = _without(self._databases, name)
+            return make_replicated(self._fs, self._clock, directory)
+
+    def begin_anew(self, name: str, *, follows: bool) -> bool:
+        """Let the logs of a replicated database begin again in another epoch, with the rows of this
+        site, or, if it `follows`, with those of another one; return whether it is replicated.
+
+        Only without a cluster, and before the database is opened. Raises: NotFoundError; UsageError
+        if it is open, or while a copy from another site is being installed.
+        """
+        with self._mutex:
+            directory = self._unused(name)
+            if follows:
+                return begin_as_follower(self._fs, directory)
+            return begin_anew(self._fs, self._clock, directory)
+
+    def progress(self, name: str) -> list[Marked]:
+        """Return the marks of the shards of a replicated database: how far this site has come.
+
+        Raises: CorruptionError.
+        """
+        directory = self._paths.database(name)
+        shards = range(read_manifest(self._fs, directory).settings.shards)
+        marks = [read_mark(self._fs, directory, shard) for shard in shards]
+        return [mark for mark in marks if mark is not None]
+
+    def founding(self) -> list[str]:
+        """Return the databases whose logs begin with the rows of this site."""
+        return [name for name in self.names() if is_founding(self._fs, self._paths.database(name))]
+
+    def _unused(self, name: str) -> PurePath:
+        """Return the directory of a database that nothing uses. The caller holds the lock."""
+        self._check_writable()
+        if name not in self.names():
+            raise NotFoundError(f"database {name!r} does not exist in {self.path}")
+        if name in self._databases or self._cluster is not None:
+            raise UsageError(f"database {name!r} is in use")
+        return self._paths.database(name)
 
     def drop(self, name: str) -> None:
         """Delete a database with all its rows. Raises: NotFoundError, UsageError."""
@@ -483,6 +537,8 @@ class Store:
 
     def _open(self, name: str) -> Database:
         directory = self._paths.database(name)
+        if self._cluster is not None and not self.read_only:
+            found_from_files(self._fs, directory, self._cluster)
         shards = Shards(self._fs, self._clock, directory, self._roles(name), self._cluster)
         database = Database(shards)
         self._databases = {**self._databases, name: database}

@@ -24,6 +24,13 @@ class ClusterSettings(Settings):
     site: str = Field(
         default="", description="Name of this site. It must be unique in the cluster."
     )
+    epoch: int = Field(
+        default=1,
+        ge=1,
+        le=1_000_000,
+        description="Number that `siltstone cluster refound` was given, the same at all sites. 1 "
+        "if the cluster never lost the majority of its seeds.",
+    )
     seeds: str = Field(
         default="",
         description="Addresses as HOST:PORT, separated by commas, of the three or five sites whose "

@@ -9,11 +9,15 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from siltstone import Store
 from siltstone.cli.opening import open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output.help import App
 from siltstone.cli.output.output import add_row, say, show, show_json, table
+from siltstone.cluster.epochs import read_epoch, write_epoch
 from siltstone.errors import RetryError, UsageError
+from siltstone.fs.paths import StorePaths
+from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.manage.running import ask_broker, is_served
 
 app = App("Show and change the cluster of the broker.", "siltstone cluster status")
@@ -152,6 +156,97 @@ def export_local(
                 say(f"{name} is a local database now")
             elif names:
                 say(f"{name} was a local database already")
+
+
+@app.command("import-local")
+def import_local(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Local databases.")],
+    data: Data = DATA_DEFAULT,
+) -> None:
+    """Make local databases replicated ones, at a stopped site.
+
+    They keep their rows, serials and times. The other sites copy them when this site starts with
+    its cluster. The cluster must not have a database of the same name: start this site before the
+    others, or together with them. `export-local` cancels it before that start.
+
+    $ siltstone cluster import-local messages --data a
+    """
+    with open_writing(data) as store:
+        for name in names:
+            if store.make_replicated(name):
+                say(f"{name} becomes a replicated database when this site starts with its cluster")
+            else:
+                say(f"{name} is a replicated database already")
+
+
+@app.command("refound")
+def refound(
+    epoch: Annotated[
+        int | None,
+        typer.Option(
+            "--epoch", metavar="N", min=2, help="Begin this epoch.", show_default="only show"
+        ),
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Copy everything from the site that began the epoch."),
+    ] = False,
+    data: Data = DATA_DEFAULT,
+) -> None:
+    """Begin a cluster anew that lost the majority of its seeds for good.
+
+    Stop all sites that are left. Without --epoch, the command shows how far this site has come:
+    run it at each of them, and choose the site with the most records in every shard. Run it there
+    with --epoch, the present one plus 1. Then start that site with `cluster.epoch` set to it and
+    with the new seeds, and the others after `refound --epoch N --follow`. New sites only need the
+    setting.
+
+    Rows that the chosen site has not read are lost, even if they were acknowledged. The next serial
+    leaves a gap, so that the serial of a lost row is not used again. Seeds of an earlier epoch are
+    refused when they return.
+
+    $ siltstone cluster refound --data a
+    $ siltstone cluster refound --epoch 2 --data a
+    $ siltstone cluster refound --epoch 2 --follow --data b
+    """
+    if follow and epoch is None:
+        raise UsageError("--follow needs --epoch: the one that the other site began")
+    directory = StorePaths(absolute_path(data)).cluster
+    fs = PosixFileSystem()
+    with open_writing(data) as store:
+        known = read_epoch(fs, directory)
+        if known is None:
+            raise UsageError(f"{data} has never been a site of a cluster")
+        if epoch is None:
+            _show_progress(store, known)
+            return
+        if epoch < known:
+            raise UsageError(f"this site has begun epoch {known}: expected --epoch {known + 1}")
+        # From here on, the site is refused by the sites of the epoch before.
+        write_epoch(fs, directory, epoch)
+        for name in store.names():
+            if store.begin_anew(name, follows=follow):
+                what = "is copied from the site that began it" if follow else "begins with its rows"
+                say(f"{name}: epoch {epoch} {what}")
+    say(f"start this site with cluster.epoch = {epoch}")
+
+
+def _show_progress(store: Store, epoch: int) -> None:
+    rows = table("shard", "epoch", "term", "records", "chain", "rows")
+    for name in store.names():
+        slabs = store.database(name).slabs()
+        for mark in store.progress(name):
+            position, shard = mark.position, mark.position.identity.shard
+            count = sum(slab.rows for slab in slabs if slab.slab.shard == shard)
+            numbers = (str(position.identity.epoch), str(position.term), f"{position.index:,}")
+            cells = (f"{name}/{shard}", *numbers, position.chain.hex()[:8], f"{count:,}")
+            add_row(rows, cells)
+    show(rows)
+    say(
+        f"This site belongs to epoch {epoch}. Of all sites that are left, choose the one with the "
+        f"most records: 'siltstone cluster refound --epoch {epoch + 1}' begins with its rows. "
+        f"Acknowledged rows that it does not have are lost then."
+    )
 
 
 @app.command("move-shard")

@@ -53,6 +53,8 @@ class Peer:
     producers: tuple[bytes, int] | None = None
     # Whether it may lead, as far as it can tell itself.
     is_fit: bool = True
+    # The databases whose logs begin with the rows of this site.
+    founding: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ EVERY = [pytest.param(path, command, id=" ".join(path) or "siltstone") for path,
 
 
 def test_the_walk_reaches_every_command() -> None:
-    assert len(WALKED) == 97
+    assert len(WALKED) == 99
     assert [path[0] for path, _ in WALKED if len(path) == 1 and path[0] not in COMMANDS] == []
     assert all(isinstance(command, TyperCommand | TyperGroup) for _, command in WALKED)
 

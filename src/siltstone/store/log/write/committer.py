@@ -32,8 +32,8 @@ from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.blocks import cooked_block, encode_block, room_for_frame
 from siltstone.store.log.write.cook import Block, Call, Cook, Cooked, claims_of
 from siltstone.store.log.write.repetitions import without_repetitions
-from siltstone.store.segment.body import directory_of, encode_rows
-from siltstone.store.segment.chain import ChainWriter
+from siltstone.store.segment.body import directory_of, encode_rows, encode_state
+from siltstone.store.segment.chain import ChainWriter, state_header
 from siltstone.store.segment.frame import LZ4, PLAIN, ROWS, ZSTD, FrameHeader, encode_frame
 from siltstone.store.segment.index import Directory
 from siltstone.store.segment.view import compress
@@ -486,6 +486,26 @@ class Committer:
             self._roll(0)
         except DiskError as exc:
             raise self.poison(exc) from exc
+
+    def skip_serials(self, count: int) -> None:
+        """Leave a gap of so many serials, durably, as after a crash.
+
+        Raises: StorageFullError, PoisonedError.
+        """
+        self.check()
+        body, sections = encode_state(*self.state())
+        active = self._writer.active
+        if active is None or not active.has_room(len(body)):
+            self._roll(len(body))
+        serial = self.next_serial + count
+        header = state_header(body, sections, serial=serial, timestamp_us=self.last_timestamp_us)
+        try:
+            self._active().write(header, body, ())
+        except DiskError as exc:
+            raise self.poison(exc) from exc
+        self._durably(self._active().sync)
+        self._active().publish()
+        self.next_serial = serial
 
     def seal(self, structure: bytes, producers: bytes) -> None:
         """Seal the slab: it accepts no more rows. The caller replaces this committer.

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from threading import Condition, get_ident
 from typing import Final
@@ -82,8 +82,6 @@ _LOG: Final = logging.getLogger("siltstone.store")
 AGAIN_SECONDS: Final = 0.5
 # The bytes of unread messages above which the tail is not read further.
 INBOX_BYTES_MAX: Final = 64 * 1024 * 1024
-# Every site may have a shard of its own rows under way; larger numbers only hide what waits.
-EPOCH: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +171,12 @@ class ReplicatedLog:
         next_serial: int,
         cluster: Replication,
     ) -> None:
-        """Continue behind the mark. Raises: CorruptionError if it belongs to another shard."""
+        """Continue behind the mark. Raises: CorruptionError if it belongs to another shard;
+        UsageError if it belongs to another epoch.
+        """
         self.database = database
         self.shard = shard
-        self.identity = Identity(database=identity, shard=shard, epoch=EPOCH)
+        self.identity = Identity(database=identity, shard=shard, epoch=cluster.epoch)
         self._fs = fs
         self._clock = clock
         self._directory = directory
@@ -187,6 +187,12 @@ class ReplicatedLog:
                 position=Position(identity=self.identity), producers=Producers(), next_serial=0
             )
         if marked.position.identity != self.identity:
+            if replace(marked.position.identity, epoch=cluster.epoch) == self.identity:
+                raise UsageError(
+                    f"{database} at this site belongs to another epoch of the cluster: "
+                    f"found={marked.position.identity.epoch} expected={cluster.epoch}; see "
+                    f"'siltstone cluster refound --help'"
+                )
             raise CorruptionError("the mark belongs to another shard", path=directory)
         if marked.next_serial > next_serial:
             # As a new site: it reads the log from the beginning, or copies from another site. What

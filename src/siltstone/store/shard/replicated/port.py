@@ -66,6 +66,10 @@ class Replication(Protocol):
     def site(self) -> str:
         """The name of this site."""
 
+    @property
+    def epoch(self) -> int:
+        """How often the logs of this cluster have begun: 1 if they never began anew."""
+
     def boot(self) -> int:
         """Return a number that was never used before, for a shard that is opened."""
 
@@ -73,6 +77,13 @@ class Replication(Protocol):
         """Create a replicated database, or learn how another site created it.
 
         Raises: OutcomeUnknownError while too few sites are there.
+        """
+
+    def found_from_files(self, database: str, founding: Founding) -> tuple[bytes, ...]:
+        """Create the logs of a database that only this site has; return the nonces of their
+        GENESIS, which is trimmed. The other sites open it after this site attached a shard.
+
+        Raises: UsageError if the cluster has another database of this name; OutcomeUnknownError.
         """
 
     def producer(self) -> bytes:
