@@ -8,14 +8,16 @@ from pathlib import Path, PurePath
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, TableFeatures
 from deltalake.exceptions import DeltaError
 
 import siltstone
 from siltstone.clock import ManualClock
+from siltstone.fs.api import FileSystem
 from siltstone.fs.faulty import Fault, FaultyFileSystem, Operation
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline.lake.delta import (
+    OpenTables,
     add_files,
     ensure_table,
     last_batch,
@@ -39,6 +41,7 @@ from tests.support.builders import settings_of
 from tests.support.lake import DATABASE, lake_of, tier_all
 
 Step = tuple[Operation, PurePath]
+DRAFT = "siltstone.tmp"
 
 
 class Recorder(FaultyFileSystem):
@@ -101,7 +104,8 @@ def test_files_and_their_directories_are_synced_before_the_ledger_closes(path: P
         table = named.parents[len(named.relative_to(lake_of(path)).parts) - 2]
         above = fs.place("sync_directory", named.parent.parent, after=0)
         log = table / "_delta_log"
-        committed = fs.place("sync", log / f"{1:020}.json", after=listed)
+        drafted = fs.place("sync", log / DRAFT, after=listed)
+        committed = fs.place("link", log / f"{1:020}.json", after=drafted)
         assert max(above, fs.place("sync_directory", log, after=committed)) < closed
 
 
@@ -146,7 +150,7 @@ def test_a_batch_that_is_added_twice_is_there_once(tmp_path: Path) -> None:
     assert (last_batch(fs, table, "one"), last_batch(fs, table, "two")) == (2, 1)
 
 
-def daily(fs: Recorder, table: Path, *levels: str) -> None:
+def daily(fs: FileSystem, table: Path, *levels: str) -> None:
     rule = Rule(filter="a/+", table="t", levels=levels)
     ensure_table(fs, table, rule_schema(rule), partition_schema("day"))
 
@@ -184,10 +188,20 @@ CHANGES: dict[str, Callable[[Recorder, Path], None]] = {
 
 
 def synced_for_good(fs: Recorder, table: Path) -> set[str]:
-    """Return the files of the log that were synced, and their directory after them."""
+    """Return the files of the log that were synced, and their directory after them.
+
+    A commit may get its name by a link, after it was synced as a draft.
+    """
     log = table / "_delta_log"
     listed = max(place for place, step in enumerate(fs.steps) if step == ("sync_directory", log))
-    return {named.name for operation, named in fs.steps[:listed] if operation == "sync"}
+    steps = fs.steps[:listed]
+    linked = {
+        named.name
+        for place, (operation, named) in enumerate(steps)
+        if operation == "link" and steps[place - 2] == ("sync", log / DRAFT)
+    }
+    synced = {named.name for operation, named in steps if operation == "sync"}
+    return linked | synced - {DRAFT}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -205,6 +219,57 @@ def test_every_change_of_a_table_is_durable_when_it_returns(tmp_path: Path, chan
     new = {file.name for file in log.iterdir()} - before
     assert new
     assert new <= synced_for_good(fs, table)
+
+
+def test_a_batch_does_not_replace_the_commit_of_another_program(tmp_path: Path) -> None:
+    """The other program commits after the version was read, and before it is written."""
+    table = tmp_path / "t"
+    fs, tables = PosixFileSystem(), OpenTables(PosixFileSystem())
+    daily(fs, table)
+    first = made_file(table, "first", 1.0)
+    commit = partial(add_files, clock=ManualClock(), table=table, application="one", offsets={})
+    commit(fs, files=[first], batch=1, opened=tables)
+
+    class Late(FaultyFileSystem):
+        def fault(self, operation: Operation, *paths: PurePath) -> Fault | None:
+            if operation == "link" and DeltaTable(str(table)).version() == 1:
+                foreign = DeltaTable(str(table))
+                foreign.alter.set_table_properties({"delta.appendOnly": "false"})
+            return super().fault(operation, *paths)
+
+    second = made_file(table, "second", 2.0)
+    commit(Late(fs), files=[second], batch=2, opened=tables)
+    delta = DeltaTable(str(table))
+    assert (delta.version(), delta.transaction_version("one")) == (3, 2)
+    assert [commit["operation"] for commit in delta.history()][:2] == ["WRITE", "SET TBLPROPERTIES"]
+    assert sorted(Path(file).name for file in delta.file_uris()) == ["first", "second"]
+
+
+def test_a_table_with_newer_features_gets_its_commits_from_delta_rs(tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    fs, tables = PosixFileSystem(), OpenTables(PosixFileSystem())
+    daily(fs, table)
+    DeltaTable(str(table)).alter.add_feature(
+        TableFeatures.ChangeDataFeed, allow_protocol_versions_increase=True
+    )
+    for batch in (1, 2):
+        files = [made_file(table, f"{batch}", 1.0)]
+        add_files(
+            fs,
+            ManualClock(),
+            table,
+            files,
+            application="one",
+            batch=batch,
+            offsets={},
+            opened=tables,
+        )
+    delta = DeltaTable(str(table))
+    assert [commit.get("engineInfo", "").partition(":")[0] for commit in delta.history(2)] == [
+        "delta-rs",
+        "delta-rs",
+    ]
+    assert len(delta.file_uris()) == 2
 
 
 def test_a_checkpoint_is_durable_before_a_commit_is_removed(tmp_path: Path) -> None:

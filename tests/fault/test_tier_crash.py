@@ -92,7 +92,8 @@ def test_a_batch_that_was_cut_off_is_finished_as_it_was_begun(
 ) -> None:
     """The rules that users change meanwhile hold for the rows behind it."""
     fs = FaultyFileSystem(
-        PosixFileSystem(), Fault(operation="open", errno=5, path_suffix="00000000000000000001.json")
+        PosixFileSystem(),
+        Fault(operation="link", errno=5, path_suffix=f"dead_letter/_delta_log/{1:020}.json"),
     )
     with pytest.raises(DiskError, match="errno=5"):
         tier_all(path, fs)

@@ -100,7 +100,7 @@ def test_files_are_merged_and_removed_by_hand_while_a_job_has_a_batch_open(
     append(database, 3)
     # The table of `first` is new, and its commit fails: the batch is open, and its other files are
     # in no table yet.
-    broken = Fault(operation="open", errno=5, path_suffix="00000000000000000001.json")
+    broken = Fault(operation="link", errno=5, path_suffix=f"first/_delta_log/{1:020}.json")
     with tiering(path, FaultyFileSystem(PosixFileSystem(), broken)) as job:
         with pytest.raises(DiskError):
             job.step()

@@ -254,7 +254,7 @@ class Rewriter:
                         "change; choose another table for the rule in rules.toml"
                     )
                 return Schema.from_arrow(pa.schema([*shape[0], *shape[1]])).to_json()
-            ensure_table(self._fs, place, *shape, self._opened)
+            ensure_table(self._fs, place, *shape, self._opened, self._clock)
         return self._opened(place).schema().to_json()
 
 

@@ -477,10 +477,13 @@ class TierJob:
         def ensure(item: tuple[str, dict[str, tuple[pa.Schema, pa.Schema]]]) -> None:
             table, shapes = item
             for columns, partition in shapes.values():
-                ensure_table(self._fs, self.lake / table, columns, partition, self._opened)
+                ensure_table(
+                    self._fs, self.lake / table, columns, partition, self._opened, self._clock
+                )
 
         for_each(ensure, list(wanted.items()))
         for table, shapes in wanted.items():
+            self._contents.setdefault(table, "rows")
             self._fitting |= {(table, name): shape for name, shape in shapes.items()}
 
     def _tables_of(self, batch: OpenBatch) -> frozenset[str]:

@@ -29,16 +29,23 @@ from deltalake import (
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from siltstone.clock import Clock
+from siltstone.clock import Clock, SystemClock
 from siltstone.errors import CorruptionError, RetryError, StorageFullError, UsageError
 from siltstone.fs.api import EntryKind, FileSystem
-from siltstone.fs.publish import create_directories, remove_file
+from siltstone.fs.publish import remove_file
 from siltstone.pipeline.lake.files import MadeFile
 from siltstone.pipeline.lake.merge import StoredFile
 from siltstone.pipeline.lake.names import CONTENTS, PARTITION_COLUMNS, Content, content_of
+from siltstone.pipeline.lake.tables.commits import (
+    LOG,
+    READER,
+    WRITER,
+    commit_files,
+    commit_path,
+    create_log,
+)
 from siltstone.pipeline.lake.tables.rewrite import Change, read_rewrites
 
-_LOG: Final = "_delta_log"
 _DRAWN: Final = re.compile("\x1b\\[[0-9;]*m|↳")
 _LAST_CHECKPOINT: Final = "_last_checkpoint"
 _PARQUET_END: Final = b"PAR1"
@@ -84,6 +91,18 @@ def open_table(table: PurePath, version: int | None = None) -> DeltaTable:
     return DeltaTable(str(table), version=version)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The newest version of a table, and the number of the last batch of an application in it.
+
+    A plain table has no feature whose commits need more entries than files and transactions.
+    """
+
+    version: int
+    batch: int
+    is_plain: bool
+
+
 class OpenTables:
     """Tables that stay open; an opened one reads only the commits that it does not know.
 
@@ -93,7 +112,36 @@ class OpenTables:
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
         self._held: dict[PurePath, DeltaTable] = {}
+        self._heads: dict[tuple[PurePath, str], Head] = {}
         self._mutex = Lock()
+
+    def head(self, table: PurePath, application: str) -> Head:
+        """Return the head of a table; delta-rs opens it only after a commit of others."""
+        head = self._heads.get((table, application))
+        if head is not None and self._is_newest(table, head.version):
+            return head
+        delta = self(table)
+        protocol = delta.protocol()
+        head = Head(
+            version=delta.version(),
+            batch=delta.transaction_version(application) or 0,
+            is_plain=protocol.min_reader_version <= READER
+            and protocol.min_writer_version <= WRITER,
+        )
+        self.keep_head(table, application, head)
+        return head
+
+    def keep_head(self, table: PurePath, application: str, head: Head) -> None:
+        """Remember the head of a table after a commit of this process."""
+        with self._mutex:
+            self._heads[table, application] = head
+            if len(self._heads) > _OPEN_MAX:
+                del self._heads[next(iter(self._heads))]
+
+    def _is_newest(self, table: PurePath, version: int) -> bool:
+        return self._fs.exists(commit_path(table, version)) and not self._fs.exists(
+            commit_path(table, version + 1)
+        )
 
     def __call__(self, table: PurePath) -> DeltaTable:
         """Return a table with its newest commits."""
@@ -109,11 +157,6 @@ class OpenTables:
             if len(self._held) > _OPEN_MAX:
                 del self._held[next(iter(self._held))]
         return delta
-
-
-def commit_path(table: PurePath, version: int) -> PurePath:
-    """Return the file of the log with a commit."""
-    return table / _LOG / f"{version:020}.json"
 
 
 @contextmanager
@@ -160,7 +203,7 @@ def present_tables(fs: FileSystem, lake: PurePath) -> list[str]:
 
 def has_table(fs: FileSystem, table: PurePath) -> bool:
     """Return whether a table exists, which means that it has a first commit."""
-    log = table / _LOG
+    log = table / LOG
     return fs.exists(log) and any(entry.name.endswith(".json") for entry in fs.scan_entries(log))
 
 
@@ -170,17 +213,21 @@ def ensure_table(
     columns: pa.Schema,
     partition: pa.Schema,
     opened: Opener = open_table,
+    clock: Clock | None = None,
 ) -> None:
     """Create a table, or add its missing columns.
 
     Raises: UsageError for a table of other data or a column of another type, RetryError.
     """
     with _told(table):
-        is_new = not has_table(fs, table)
-        if is_new:
-            create_directories(fs, table)
-            schema = Schema.from_arrow(pa.schema([*columns, *partition]))
-            DeltaTable.create(str(table), schema, mode="ignore", partition_by=partition.names)
+        if not has_table(fs, table) and create_log(
+            fs,
+            clock or SystemClock(),
+            table,
+            schema=Schema.from_arrow(pa.schema([*columns, *partition])).to_json(),
+            partition_by=partition.names,
+        ):
+            return
         delta = opened(table)
         there, wanted = _content_of(delta), content_of(columns.names)
         if there != wanted:
@@ -196,7 +243,7 @@ def ensure_table(
                 "change; choose another table for the rule in rules.toml"
             )
         _add_columns(delta, table, Schema.from_arrow(columns))
-        if is_new or delta.version() > version:
+        if delta.version() > version:
             _sync_commits(fs, table, delta, version)
 
 
@@ -234,27 +281,39 @@ def add_files(
     application: str,
     batch: int,
     offsets: Mapping[str, Any],
-    opened: Opener = open_table,
+    opened: OpenTables | None = None,
 ) -> None:
     """Add the files of a batch in one transaction, durably, unless they were added before."""
+    tables = opened or OpenTables(fs)
+    about = {OFFSETS: json.dumps(offsets)}
     with _told(table):
-        delta = opened(table)
-        if (delta.transaction_version(application) or 0) >= batch:
-            return
-        delta.create_write_transaction(
-            _additions(clock, files),
-            "append",
-            delta.schema(),
-            list(delta.metadata().partition_columns),
-            commit_properties=CommitProperties(
-                custom_metadata={OFFSETS: json.dumps(offsets)},
-                app_transactions=[Transaction(application, batch)],
-            ),
-            post_commithook_properties=_NO_CHECKPOINT,
-        )
-        _sync_commits(fs, table, delta, delta.version())
-        if delta.version() - (_checkpointed(fs, table) or 0) >= _CHECKPOINT_EVERY:
-            _write_checkpoint(fs, table, delta)
+        head = tables.head(table, application)
+        while head.batch < batch:
+            version = head.version + 1
+            if not head.is_plain:
+                delta = tables(table)
+                delta.create_write_transaction(
+                    _additions(clock, files),
+                    "append",
+                    delta.schema(),
+                    list(delta.metadata().partition_columns),
+                    commit_properties=CommitProperties(
+                        custom_metadata=about, app_transactions=[Transaction(application, batch)]
+                    ),
+                    post_commithook_properties=_NO_CHECKPOINT,
+                )
+                _sync_commits(fs, table, delta, delta.version())
+                version = delta.version()
+            elif not commit_files(
+                fs, clock, table, version, files, transaction=(application, batch), about=about
+            ):
+                # Another program has committed meanwhile.
+                head = tables.head(table, application)
+                continue
+            head = Head(version=version, batch=batch, is_plain=head.is_plain)
+            tables.keep_head(table, application, head)
+            if version - (_checkpointed(fs, table) or 0) >= _CHECKPOINT_EVERY:
+                _write_checkpoint(fs, table, tables(table))
 
 
 def replace_files(fs: FileSystem, clock: Clock, table: PurePath, files: Sequence[MadeFile]) -> None:
@@ -290,12 +349,12 @@ def _sync_commits(fs: FileSystem, table: PurePath, delta: DeltaTable, known: int
         if fs.exists(path):
             with fs.open(path, writable=True) as file:
                 file.sync()
-    fs.sync_directory(table / _LOG)
+    fs.sync_directory(table / LOG)
 
 
 def sync_log(fs: FileSystem, table: PurePath) -> None:
     """Sync the last commits of a table: delta-rs does not sync them."""
-    log = table / _LOG
+    log = table / LOG
     newest = [entry.name for entry in fs.list(log) if entry.name.endswith(".json")][-2:]
     for name in newest:
         with fs.open(log / name, writable=True) as file:
@@ -540,13 +599,13 @@ def shorten_log(
         sync_log(fs, table)
         _write_checkpoint(fs, table, delta)
         delta.cleanup_metadata()
-    fs.sync_directory(table / _LOG)
+    fs.sync_directory(table / LOG)
 
 
 def _write_checkpoint(fs: FileSystem, table: PurePath, delta: DeltaTable) -> None:
     """Write a checkpoint of the current version, durably: delta-rs does not sync it."""
     delta.create_checkpoint()
-    log = table / _LOG
+    log = table / LOG
     for name in (f"{delta.version():020}.checkpoint.parquet", _LAST_CHECKPOINT):
         with fs.open(log / name, writable=True) as file:
             file.sync()
@@ -559,7 +618,7 @@ def remove_torn_checkpoint(fs: FileSystem, table: PurePath) -> None:
     The commits before it are still there, because they are removed after the sync. The caller holds
     the lock of the lake, so no other process writes a checkpoint.
     """
-    log = table / _LOG
+    log = table / LOG
     version = _checkpointed(fs, table)
     checkpoint = log / f"{version or 0:020}.checkpoint.parquet"
     if version is None or not fs.exists(checkpoint):
@@ -574,7 +633,7 @@ def remove_torn_checkpoint(fs: FileSystem, table: PurePath) -> None:
 
 def _checkpointed(fs: FileSystem, table: PurePath) -> int | None:
     """Return the version of the last checkpoint; None if there is none."""
-    path = table / _LOG / _LAST_CHECKPOINT
+    path = table / LOG / _LAST_CHECKPOINT
     if not fs.exists(path):
         return None
     try:

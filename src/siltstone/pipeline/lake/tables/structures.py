@@ -15,8 +15,10 @@ only when there are many of them: they often name different things.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 from siltstone.pipeline.lake.fields import Path
@@ -157,17 +159,38 @@ class _Node:
         return found
 
 
-def _alike(members: Iterable[tuple[str, dict[_Levels, Kind]]]) -> list[list[str]]:
+def _alike(members: Sequence[tuple[str, dict[_Levels, Kind]]]) -> list[list[str]]:
     """Return the words whose payloads are like those of the first word, group by group."""
     groups: list[tuple[dict[_Levels, Kind], list[str]]] = []
+    # A member is compared only with the groups that have one of its rare fields.
+    common = Counter(path for _, ends in members for path in _first_kind(ends).fields)
+    places: dict[Path | None, list[int]] = {}
     for word, ends in members:
-        for first, words in groups:
+        rare = _rare_fields(_first_kind(ends), common)
+        for place in sorted({place for path in rare for place in places.get(path, ())}):
+            first, words = groups[place]
             if all(first[levels].is_like(kind) for levels, kind in ends.items()):
                 words.append(word)
                 break
         else:
+            for path in rare:
+                places.setdefault(path, []).append(len(groups))
             groups.append((ends, [word]))
     return [words for _, words in groups]
+
+
+def _first_kind(ends: Mapping[_Levels, Kind]) -> Kind:
+    return ends[min(ends)]
+
+
+def _rare_fields(kind: Kind, common: Mapping[Path, int]) -> list[Path | None]:
+    """Return the rarest fields of a kind: two kinds that are alike have one of these in common.
+
+    With a smaller part of its fields, it could not have enough in common with another one. None
+    stands for no fields.
+    """
+    fields = sorted(kind.fields, key=lambda path: (common[path], path))
+    return [*fields[: len(fields) - ceil(_ALIKE * len(fields)) + 1]] or [None]
 
 
 def _stems(words: Iterable[str]) -> list[list[str]]:

@@ -129,3 +129,34 @@ def test_every_topic_has_a_structure_and_structures_only_grow(
     for pattern, kind in after.items():
         fed = [kind.fields for topic, kind in (before | second).items() if covers(pattern, topic)]
         assert kind.fields <= frozenset().union(*fed)
+
+
+_KINDS = st.builds(
+    lambda names, decode: Kind(
+        decode=decode if names else "text", fields=frozenset((name,) for name in names)
+    ),
+    st.sets(st.sampled_from("abcdef")),
+    st.sampled_from(("json", "cbor")),
+)
+
+
+@given(st.lists(_KINDS, max_size=12))
+def test_words_are_grouped_as_if_each_was_compared_with_each_group(kinds: list[Kind]) -> None:
+    """Only some of the groups are looked at: those that have a rare field in common."""
+    words = {f"{chr(97 + place)}x": kind for place, kind in enumerate(kinds)}
+    groups: list[tuple[Kind, list[str]]] = []
+    for word, kind in words.items():
+        for first, members in groups:
+            if first.is_like(kind):
+                members.append(word)
+                break
+        else:
+            groups.append((kind, [word]))
+    # Words below the first level vary from the second one on.
+    found = find_structures({f"home/{word}/heat": kind for word, kind in words.items()})
+    apart = {f"home/{members[0]}/heat" for _, members in groups if len(members) == 1}
+    if any(len(members) > 1 for _, members in groups):
+        assert "home/+/heat" in found
+        assert set(found) <= {*apart, "home/+/heat"}
+    else:
+        assert set(found) == apart
