@@ -77,14 +77,14 @@ def show_lake(console: Console, spark: Spark) -> tuple[str, Points]:
         f"  {written['rows']:,} rows written to {len(tables)} Delta tables "
         f"({written['rows'] / written['seconds']:,.0f} rows/s)."
     )
-    shown = table("table", "rows", right=("rows",))
+    shown = table("  table", "rows", right=("rows",))
     for each in tables:
         add_row(shown, (f"  {each['table']}", f"{each['rows']:,}"))
     console.print(shown)
     console.print(
-        f"  Columns of a sensor's table: {', '.join(tables[0]['columns'])}.\n"
-        f"  Readings that were sent again are in it twice. The table probe has the\n"
-        f"  messages of the publisher that measures PUBACK latency."
+        f"  Columns of a sensor's table:\n  {', '.join(tables[0]['columns'])}.\n"
+        f"  Readings that were sent again are in it twice. The table {tables[-1]['table']}\n"
+        f"  has the messages of the publisher that measures PUBACK latency."
     )
     if not spark.ask("audit"):
         raise SystemExit("demo: the audit found that store and lake differ")

@@ -17,7 +17,7 @@ import typer
 
 from siltstone.cli.main import build
 from siltstone.cli.mqtt.config import reference_text
-from siltstone.cli.output.help import examples, paragraphs
+from siltstone.cli.output.help import examples, paragraphs, parameters, usage
 from siltstone.settings.declare import declared
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.tx.settings import KeyValueSettings
@@ -86,7 +86,7 @@ ended before `-C` was reached, or the output was closed. |
 | 2 | The arguments, the settings or the input are wrong. The message says what to change. |
 | 3 | The operation failed: a full or failing disk, damaged data, a quota, a broker that refused \
 or did not answer. |
-| 130 | The command was interrupted. |
+| 130, 143 | Ctrl-C or SIGTERM ended the command. |
 
 [Commands beside a running broker](../how-to/commands-beside-a-broker.md) says which commands need
 the broker to be stopped.
@@ -119,44 +119,29 @@ def _command_parts(command: Any, name: str) -> Iterator[str]:
     context = command.make_context(name, [], resilient_parsing=True)
     if " " in name:
         level = "##" if nested or name.count(" ") == 1 else "###"
-        usage = " ".join(command.collect_usage_pieces(context))
         said = command.help or ""
         shown = examples(said)
         text = _prose("\n\n".join(paragraphs(said)))
         yield f"{level} `{name}`\n\n{text}\n"
         if not nested:
-            yield "\n".join(["```text", f"{name} {usage}", "", *shown, "```\n"])
+            yield "\n".join(["```text", usage(command, context), "", *shown, "```\n"])
             yield from _option_rows(command, context)
     for child, inner in nested.items():
         yield from _command_parts(inner, f"{name} {child}")
 
 
 def _option_rows(command: Any, context: Any) -> Iterator[str]:
-    records = [record for param in command.params if (record := param.get_help_record(context))]
+    records = [record for section in parameters(command, context).values() for record in section]
+    # Every command has --help.
+    shown = [record for record in records if record[0] != "--help"]
+    if not shown:
+        return
     yield "| option | meaning |\n|---|---|"
-    for flags, text in records:
-        yield f"| {_code_cell(_readable(flags))} | {_cell(_prose(_ranges(text)))} |"
+    for notation, text in shown:
+        # The help keeps the words of a default on one line with no-break spaces.
+        plain = text.replace("\N{NO-BREAK SPACE}", " ")
+        yield f"| {_code_cell(notation)} | {_cell(_prose(plain))} |"
     yield ""
-
-
-def _readable(flags: str) -> str:
-    """Replace the type of an option's value by a word in capitals."""
-    kinds = {
-        "<str>": "TEXT",
-        "<int>": "N",
-        "<float>": "N",
-        "<int range>": "N",
-        "<float range>": "N",
-    }
-    for kind, word in kinds.items():
-        flags = flags.replace(kind, word)
-    return flags
-
-
-def _ranges(text: str) -> str:
-    """Write ranges as the help of the commands does."""
-    text = re.sub(r"(\d+)<=x<=(\d+)", r"\1 to \2", text)
-    return re.sub(r"x>=(\d+)", r"at least \1", text)
 
 
 def _code_cell(text: str) -> str:

@@ -267,7 +267,10 @@ def test_a_stranger_is_refused_by_name_of_the_reason(tmp_path: Path, version: st
             assert (status, out, notes) == (
                 3,
                 b"",
-                "siltstone: the server refused the connection: not authorized (0x87)\n",
+                (
+                    "siltstone: the server refused the connection: not authorized (0x87); "
+                    "no user name was sent (--username)\n"
+                ),
             )
 
 

@@ -211,7 +211,8 @@ def _refuse(sentence: str, status: int, context: typer.Context | None = None) ->
     """Print an error message in one line; nothing if typer has already shown the help."""
     text = " ".join(sentence.split())
     if text and context is not None:
-        text = f"{text.rstrip('.')}; see '{context.command_path} --help'"
+        hint = f"ee '{context.command_path} --help'"
+        text = f"{text} S{hint}" if text.endswith("?") else f"{text.rstrip('.')}; s{hint}"
     if text:
         note(text)
     return status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from typing import Final
 
@@ -64,4 +65,8 @@ def system_words(error: Exception) -> str:
         if message:
             return str(message).lower().replace("_", " ")
     text = (isinstance(error, OSError) and error.strerror) or str(error)
+    if not text and isinstance(error, ConnectionError):
+        # ConnectionResetError has no text where a transport made it: "connection reset".
+        name = type(error).__name__.removesuffix("Error")
+        text = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
     return text[:1].lower() + text[1:] or type(error).__name__

@@ -78,7 +78,7 @@ class SnapshotReader:
             kind, body = found
             if 0 < self._plain_bytes_max < self._stream.plain_bytes:
                 raise UsageError(
-                    "the decompressed file is larger than the limit: "
+                    "the backup has more data than allowed; raise the limit, or free disk space: "
                     f"max={self._plain_bytes_max} path={self._file.path}"
                 )
             if kind == CONTENT:

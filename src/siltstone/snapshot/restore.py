@@ -87,8 +87,8 @@ class DirectorySink:
         self._size_bytes += size_bytes
         if self._size_bytes > self._size_bytes_max:
             raise UsageError(
-                f"the data of the backup is larger than the limit: max={self._size_bytes_max} "
-                f"path={self._directory}"
+                "the backup has more data than allowed; raise the limit, or free disk space: "
+                f"max={self._size_bytes_max} path={self._directory}"
             )
 
     def close(self) -> None:

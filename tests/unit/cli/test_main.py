@@ -127,6 +127,7 @@ def test_a_missing_directory_is_told_in_one_sentence_and_not_created(
     ("args", "complaint"),
     [
         (("frobnicate",), "No such command 'frobnicate'; see 'siltstone --help'"),
+        (("serv",), "No such command 'serv'. Did you mean 'serve'? See 'siltstone --help'"),
         (("read",), "Missing argument 'NAME'; see 'siltstone read --help'"),
         (
             ("read", "x", "--limit", "0"),

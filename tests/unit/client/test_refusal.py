@@ -65,6 +65,7 @@ def _tls_error() -> ssl.SSLError:
         (ConnectionRefusedError(111, "Connection refused"), "connection refused"),
         (OSError("Odd"), "odd"),
         (OSError(), "OSError"),
+        (ConnectionResetError(), "connection reset"),
         (_certificate_error(), "self-signed certificate"),
         (_tls_error(), "wrong version number"),
         (ssl.SSLError(1, "Odd"), "odd"),

@@ -174,9 +174,13 @@ def same_parts(count: int) -> list[Record]:
         (
             [StoredFile(path="spool/x", size_bytes=50_000), FilePart(offset=0, data=bytes(50_000))],
             49_999,
-            "the decompressed file is larger than the limit: max=49999",
+            "the backup has more data than allowed; raise the limit, or free disk space: max=49999",
         ),
-        (same_parts(100), 99_999, "the data of the backup is larger than the limit: max=99999"),
+        (
+            same_parts(100),
+            99_999,
+            "the backup has more data than allowed; raise the limit, or free disk space: max=99999",
+        ),
     ],
 )
 def test_a_backup_with_more_data_than_allowed_is_refused(

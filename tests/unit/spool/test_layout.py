@@ -37,6 +37,12 @@ def test_a_directory_without_the_sentinel_is_no_spool() -> None:
         layout.check(fs)
 
 
+def test_a_directory_that_is_missing_is_told_from_one_that_is_no_spool() -> None:
+    fs, _ = laid_out()
+    with pytest.raises(NotFoundError, match="the directory does not exist: path=/none"):
+        Layout(PurePath("/none")).check(fs)
+
+
 def test_another_version_is_named() -> None:
     fs, layout = laid_out()
     replace_file(fs, layout.sentinel, b"siltstone spool 2\n")

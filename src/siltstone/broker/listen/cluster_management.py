@@ -20,7 +20,9 @@ def cluster_deeds(cluster: ClusterSite | None) -> dict[str, Deed]:
 
     def site() -> ClusterSite:
         if cluster is None:
-            raise UsageError("this broker does not belong to a cluster: see serve --cluster")
+            raise UsageError(
+                "this broker does not belong to a cluster; start it with --cluster NAME"
+            )
         return cluster
 
     async def status(_request: object) -> object:

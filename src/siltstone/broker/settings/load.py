@@ -51,6 +51,8 @@ FLAGS: Final[Mapping[str, str]] = {
 
 Key: TypeAlias = tuple[str | int, ...]
 _FOUND_LENGTH_MAX: Final = 60
+# Examples of values with a unit, by a part of the text that describes what a key accepts.
+_EXAMPLES: Final = {"a size": '4096 or "4 MiB"', "a number of seconds": '2.5 or "250ms"'}
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +248,8 @@ def _read_file(fs: FileSystem, file: PurePath) -> dict[str, Any]:
         raise UsageError(f"{file}: invalid UTF-8 (at line {line})") from exc
     except tomllib.TOMLDecodeError as exc:
         end = f"at the end, line {len(encoded.splitlines())}"
-        raise UsageError(f"{file}: {str(exc).replace('at end of document', end)}") from exc
+        found = str(exc).replace("at end of document", end)
+        raise UsageError(f"{file}: invalid TOML: {found[:1].lower()}{found[1:]}") from exc
 
 
 def _leaves(node: Any, key: Key = ()) -> Iterator[Key]:
@@ -281,7 +284,11 @@ def _is_list(shape: Any) -> bool:
 
 
 def _expected(key: Key) -> str:
-    return "a table" if model_of(key) else expectation(field_of(key))
+    """Return what a key accepts, with an example where a unit may follow the number."""
+    if model_of(key):
+        return "a table"
+    text = expectation(field_of(key))
+    return next((f"{text}, as {shown}" for noun, shown in _EXAMPLES.items() if noun in text), text)
 
 
 def _sentences(errors: list[ErrorDetails], tree: Any) -> Iterator[tuple[Key, str]]:

@@ -16,7 +16,7 @@ from siltstone.cli.options import DATA_DEFAULT, Data, Json, check_replaceable, c
 from siltstone.cli.output.output import note, say, show_json
 from siltstone.cli.output.progress import BYTES, Meter, progress, tree_size, watched
 from siltstone.clock import SystemClock
-from siltstone.errors import ExistsError, NotFoundError, UsageError
+from siltstone.errors import CorruptionError, ExistsError, NotFoundError, UsageError
 from siltstone.fs.api import File
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem, absolute_path
@@ -188,6 +188,11 @@ def restore(
             raise ExistsError(
                 f"data directory {data} is not empty; name a new one with --data"
             ) from exc
+        except CorruptionError as exc:
+            exc.args = (
+                f"{file} is damaged: {exc.reason} at byte {exc.offset}; restore another backup",
+            )
+            raise
     if json:
         show_json({"data": str(data), "records": summary.counts, "digest": summary.digest.hex()})
     else:

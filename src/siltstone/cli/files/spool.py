@@ -65,7 +65,7 @@ def put(
     directory: Directory,
     files: Annotated[
         list[typer.FileBinaryRead] | None,
-        typer.Argument(metavar="[FILE]...", help="Files to store.", show_default="standard input"),
+        typer.Argument(metavar="FILE…", help="Files to store.", show_default="standard input"),
     ] = None,
     metadata: Annotated[
         str | None,
@@ -137,7 +137,7 @@ def discard(
     directory: Directory,
     numbers: Annotated[
         list[int],
-        typer.Argument(metavar="ID...", help="Ids of the entries.", min=0, show_default=False),
+        typer.Argument(metavar="ID…", help="Ids of the entries.", min=0, show_default=False),
     ],
     to: Annotated[
         Path | None,

@@ -39,7 +39,10 @@ def _connect(host: str, port: int) -> TopicLogClient:
     try:
         return TopicLogClient(host, port)
     except RetryError as exc:
-        exc.args = (f"{exc}; a broker with topiclog.enabled = true listens there", *exc.args[1:])
+        exc.args = (
+            f"{exc}; name the topic log listener of a broker (topiclog.enabled = true)",
+            *exc.args[1:],
+        )
         raise
 
 

@@ -35,6 +35,7 @@ from siltstone.clock import SystemClock
 from siltstone.errors import OutcomeUnknownError, PeerError, RetryError, UsageError
 from siltstone.mqtt.packets import Will
 from siltstone.mqtt.properties import NO_PROPERTIES, Properties
+from siltstone.mqtt.reason import Reason
 from siltstone.mqtt.wire import Version
 from siltstone.settings.quantities import parse_duration
 from siltstone.topic.grammar import check_topic
@@ -45,6 +46,9 @@ _WILL: Final = "Will"
 _TLS: Final = "TLS"
 # The errors of OpenSSL for a peer that does not use TLS.
 _PLAIN_PORT: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
+# The codes of OpenSSL for a certificate whose authority is not trusted.
+_NO_AUTHORITY: Final = frozenset({18, 19, 20, 21})
+_NO_LOGIN: Final = frozenset({Reason.NOT_AUTHORIZED, Reason.BAD_USER_NAME_OR_PASSWORD})
 _IS_TLS: Final = f"Does this port use TLS? Port {PORT} usually does not."
 _VERSIONS: Final = {
     "3.1.1": Version.V3_1_1,
@@ -113,8 +117,10 @@ class Plan:
 
 
 @contextmanager
-def tls_hinted(chosen: Plan, session: ClientSession) -> Iterator[None]:
-    """Add a hint about TLS to the error of a connection that never worked."""
+def hinted(chosen: Plan, session: ClientSession) -> Iterator[None]:
+    """Add a hint about TLS, the login or the broker to the error of a connection that never
+    worked.
+    """
     try:
         yield
     except (OutcomeUnknownError, PeerError) as exc:
@@ -125,6 +131,10 @@ def tls_hinted(chosen: Plan, session: ClientSession) -> Iterator[None]:
         cause = exc.__cause__
         if isinstance(cause, ssl.SSLError) and cause.reason in _PLAIN_PORT:
             exc.args = (f"{exc}. {_IS_TLS}", *exc.args[1:])
+        elif isinstance(cause, ssl.SSLCertVerificationError) and cause.verify_code in _NO_AUTHORITY:
+            exc.args = (f"{exc}; --cafile names an authority to trust", *exc.args[1:])
+        elif exc.reason in _NO_LOGIN and not session.met and chosen.settings.username is None:
+            exc.args = (f"{exc}; no user name was sent (--username)", *exc.args[1:])
         raise
     except RetryError as exc:
         if chosen.tls is not None and isinstance(exc.__cause__, ConnectionResetError):

@@ -32,7 +32,10 @@ SiteArgument = Annotated[
 Wait = Annotated[
     float,
     typer.Option(
-        "--wait", metavar="SECONDS", min=0.0, help="How long to wait until it is done. 0: not."
+        "--wait",
+        metavar="SECONDS",
+        min=0.0,
+        help="Longest time to wait for the end of the move. 0: do not wait.",
     ),
 ]
 Ready = Annotated[
@@ -115,7 +118,7 @@ def drain(site: SiteArgument = "", data: Data = DATA_DEFAULT, wait: Wait = _WAIT
 def leave(site: SiteArgument = "", data: Data = DATA_DEFAULT, wait: Wait = _WAIT_DEFAULT) -> None:
     """Move all leaders and all replicas away from a site.
 
-    Afterwards nothing needs it.
+    Afterwards you can stop the site for good.
 
     $ siltstone cluster leave b
     """
@@ -251,11 +254,18 @@ def _show_progress(store: Store, epoch: int) -> None:
 
 @app.command("move-shard")
 def move_shard(
-    shard: Annotated[str, typer.Argument(metavar="DATABASE/SHARD", help="Which shard.")],
+    shard: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATABASE/SHARD", help="Shard, as listed by 'siltstone cluster status'."
+        ),
+    ],
     old: Annotated[
         str, typer.Option("--from", metavar="SITE", help="Site that gives up its replica.")
     ] = "",
-    new: Annotated[str, typer.Option("--to", metavar="SITE", help="Site that gets it.")] = "",
+    new: Annotated[
+        str, typer.Option("--to", metavar="SITE", help="Site that gets the replica.")
+    ] = "",
     leader: Annotated[
         str | None,
         typer.Option("--leader", metavar="SITE", help="Site that shall lead. Empty: any site."),

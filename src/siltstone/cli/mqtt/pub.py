@@ -17,10 +17,10 @@ from siltstone.cli.mqtt.client_options import (
     ClientOptions,
     Plan,
     encoded_topic,
+    hinted,
     parse_seconds,
     plan,
     takes_client_options,
-    tls_hinted,
 )
 from siltstone.cli.mqtt.lines import LineFeed
 from siltstone.cli.mqtt.running import run_until_signal
@@ -239,7 +239,7 @@ def _publish_one(chosen: Plan, publication: Publication, payload: bytes, *, verb
     session.outgoing.add(publication, [payload])
     session.finish()
     started = time.monotonic()
-    with tls_hinted(chosen, session):
+    with hinted(chosen, session):
         status = run_until_signal(chosen.client(session, deliver=take_nothing).run())
     _conclude(session, status, started if verbose else None)
 
@@ -250,7 +250,7 @@ def _publish_lines(chosen: Plan, publication: Publication, *, verbose: bool) -> 
     publisher = LinePublisher(chosen, session, publication, stdin_reader())
     started = time.monotonic()
     try:
-        with tls_hinted(chosen, session):
+        with hinted(chosen, session):
             status = run_until_signal(publisher.run())
         if publisher.error is not None:
             words = system_words(publisher.error)

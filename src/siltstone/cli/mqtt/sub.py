@@ -11,9 +11,9 @@ import typer
 from siltstone.cli.mqtt.client_options import (
     ClientOptions,
     Plan,
+    hinted,
     plan,
     takes_client_options,
-    tls_hinted,
 )
 from siltstone.cli.mqtt.receiver import Receiver, Retained
 from siltstone.cli.mqtt.rendering import Render, formatted, plain, with_topics
@@ -22,7 +22,7 @@ from siltstone.cli.options import converted
 from siltstone.cli.output.output import counted, note
 from siltstone.client.session import ClientSession, WantedSubscriptions
 from siltstone.clock import SystemClock
-from siltstone.errors import UsageError
+from siltstone.errors import RetryError, UsageError
 from siltstone.mqtt.packets import Subscription
 from siltstone.mqtt.wire import Version
 from siltstone.settings.quantities import parse_duration
@@ -176,10 +176,12 @@ def _receive(
         count_max=count_max,
         retained=retained,
     )
-    with tls_hinted(chosen, session):
+    with hinted(chosen, session):
         status = run_until_signal(_until(chosen, session, receiver, timeout))
     if status:
         raise typer.Exit(status)
+    if timeout is not None and not session.met:
+        raise RetryError(f"{chosen.target} did not answer within {timeout:g} s")
     if timeout is not None and count_max is not None and not session.leaving:
         note(f"received {receiver.count:,} of {counted(count_max, 'message')} within {timeout:g} s")
         raise typer.Exit(1)

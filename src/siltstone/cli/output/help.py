@@ -96,14 +96,26 @@ def _width() -> int:
 
 
 def _page(command: TyperCommand | TyperGroup, ctx: Any) -> Iterator[Text]:
-    usage = " ".join([ctx.command_path, *_usage(command, ctx)])
-    yield from _wrapped(f"Usage: {usage}", hang=len("Usage: "))
+    yield from _wrapped(f"Usage: {usage(command, ctx)}", hang=len("Usage: "))
     for paragraph in paragraphs(command.help or ""):
         yield Text()
         yield from _wrapped(paragraph)
     if shown := examples(command.help or ""):
         yield from _heading("Examples")
         yield from (Text(f"{_INDENT}{line}") for line in shown)
+    for title, records in parameters(command, ctx).items():
+        yield from _section(title, records)
+    if isinstance(command, TyperGroup):
+        yield from _commands(command, ctx)
+
+
+def usage(command: TyperCommand | TyperGroup, ctx: Any) -> str:
+    """Return how to call a command."""
+    return " ".join([ctx.command_path, *_usage(command, ctx)])
+
+
+def parameters(command: TyperCommand | TyperGroup, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    """Return the arguments and options by section, each with its notation and its description."""
     sections: dict[str, list[tuple[str, str]]] = {}
     given = [each for each in command.get_params(ctx) if isinstance(each, Parameter)]
     # Arguments first, then options in their order.
@@ -112,10 +124,7 @@ def _page(command: TyperCommand | TyperGroup, ctx: Any) -> Iterator[Text]:
             usual = "Arguments" if isinstance(each, TyperArgument) else "Options"
             record = (_name(each, ctx), _description(each, ctx))
             sections.setdefault(each.rich_help_panel or usual, []).append(record)
-    for title, records in sections.items():
-        yield from _section(title, records)
-    if isinstance(command, TyperGroup):
-        yield from _commands(command, ctx)
+    return sections
 
 
 def _usage(command: TyperCommand | TyperGroup, ctx: Any) -> Iterator[str]:

@@ -12,12 +12,20 @@ import typer
 from siltstone.cli.management import manage
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes
 from siltstone.cli.output.help import App
-from siltstone.cli.output.output import add_row, confirm, say, show, show_json, table
+from siltstone.cli.output.output import (
+    add_row,
+    confirm,
+    facts,
+    say,
+    show,
+    show_json,
+    table,
+)
 from siltstone.cli.sessions.sessions import (
     COUNT_MAX,
     Database,
     To,
-    fact,
+    described,
     looking,
     seconds_text,
 )
@@ -104,10 +112,7 @@ def show_group(
     if json:
         show_json(document)
         return
-    shown = table("", "")
-    for key, value in document.items():
-        add_row(shown, fact(key, value))
-    show(shown)
+    show(facts(described(document)))
 
 
 @app.command("reset")
@@ -120,7 +125,7 @@ def reset(
 ) -> None:
     """Move a share group in time, to repeat or to skip messages.
 
-    If the broker is running, it does this.
+    A running broker makes the change.
 
     $ siltstone groups reset '$share/workers/plant/#' --to latest
     """
@@ -136,7 +141,7 @@ def reset(
 def drop(group: GroupText, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
     """Delete the position of a share group without members.
 
-    A client that joins later starts a new group. If the broker is running, it does this.
+    A client that joins later starts a new group. A running broker makes the change.
 
     $ siltstone groups drop '$share/workers/plant/#'
     """

@@ -19,7 +19,15 @@ from siltstone.cli.management import manage
 from siltstone.cli.opening import open_reading
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Yes, converted
 from siltstone.cli.output.help import App
-from siltstone.cli.output.output import add_row, confirm, say, show, show_json, table
+from siltstone.cli.output.output import (
+    add_row,
+    confirm,
+    facts,
+    say,
+    show,
+    show_json,
+    table,
+)
 from siltstone.cli.store.kv import open_engine
 from siltstone.clock import SystemClock
 from siltstone.errors import NotFoundError, UsageError
@@ -173,14 +181,10 @@ def show_session(
     if json:
         show_json(document)
         return
-    shown = table("", "")
-    for key, value in document.items():
-        if key == "subscriptions":
-            for one in value:
-                add_row(shown, ("subscription", f"{one['filter']} (QoS {one['qos']})"))
-        else:
-            add_row(shown, fact(key, value))
-    show(shown)
+    subscriptions = document.pop("subscriptions")
+    shown = described(document)
+    shown += [("subscription", f"{one['filter']} (QoS {one['qos']})") for one in subscriptions]
+    show(facts(shown))
 
 
 @app.command("export")
@@ -218,7 +222,7 @@ def drop_session(
 ) -> None:
     """Delete a session with its queued messages.
 
-    If the broker is running, it does this.
+    A running broker makes the change.
 
     $ siltstone sessions drop my-client
     """
@@ -243,7 +247,7 @@ def move(
 ) -> None:
     """Move a session in time, to repeat or to skip messages.
 
-    If the broker is running, it does this.
+    A running broker makes the change.
 
     $ siltstone sessions move my-client --to earliest
     $ siltstone sessions move my-client --to -1h
@@ -301,18 +305,29 @@ def seconds_text(seconds: float | None) -> str:
 
 
 # The labels of fields that are durations.
-_TIMES: Final = {
+_NAMES: Final = {
     "away_seconds": "away for",
     "behind_seconds": "behind by",
     "empty_seconds": "empty for",
     "expires_in_seconds": "expires in",
+    "inflight": "in flight",
 }
 
 
-def fact(key: str, value: Any) -> tuple[str, str]:
-    """Return the label and the readable value of a field."""
-    name = _TIMES.get(key, key).replace("_", " ")
-    if value is None or key in _TIMES:
+def described(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the labels and the readable values of a session or a share group."""
+    more = "+" if document["behind_is_more"] else ""
+    return [
+        (name, f"{text}{more}" if key == "behind" else text)
+        for key, value in document.items()
+        if key != "behind_is_more"
+        for name, text in [_fact(key, value)]
+    ]
+
+
+def _fact(key: str, value: Any) -> tuple[str, str]:
+    name = _NAMES.get(key, key).replace("_", " ")
+    if value is None or key.endswith("_seconds"):
         return name, seconds_text(value)
     if isinstance(value, bool):
         return name, "yes" if value else "no"

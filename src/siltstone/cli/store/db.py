@@ -182,7 +182,7 @@ def drop(
 ) -> None:
     """Delete a database with all its rows.
 
-    If the broker is running, it does this. It refuses to delete a database that it uses itself.
+    A running broker makes the change. It refuses to delete a database that it uses itself.
 
     $ siltstone db drop sensors
     """

@@ -108,7 +108,7 @@ create = app.command("create")(takes_settings(_create, KeyValueSettings, without
 def drop(name: Name, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
     """Delete a key-value database with all its rows.
 
-    If the broker is running, it does this.
+    A running broker makes the change.
 
     $ siltstone kv drop settings
     """
@@ -184,7 +184,7 @@ def delete(
 ) -> None:
     """Delete the rows of a topic filter.
 
-    If the broker is running, it does this.
+    A running broker makes the change.
 
     $ siltstone kv delete settings plant/limits
     $ siltstone kv delete history 'plant/#' --until -30d

@@ -112,7 +112,7 @@ def slabs(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
 def seal(name: Name, data: Data = DATA_DEFAULT, json: Json = False) -> None:
     """Start a new generation; the current slabs become read-only.
 
-    If the broker is running, it does this.
+    A running broker makes the change.
 
     $ siltstone seal messages
     """
@@ -190,7 +190,7 @@ def drop(
 ) -> None:
     """Delete a sealed slab with all its rows.
 
-    If the broker is running, it does this.
+    A running broker makes the change.
 
     $ siltstone drop messages 0/1
     """

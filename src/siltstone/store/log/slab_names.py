@@ -63,6 +63,7 @@ def find_slab(slabs: dict[SlabId, Slab], slab: SlabId) -> Slab:
     found = slabs.get(slab)
     if found is not None:
         return found
-    if any(known.shard == slab.shard and known.generation > slab.generation for known in slabs):
+    later = [known for known in slabs if known.shard == slab.shard]
+    if slab.generation >= 1 and any(known.generation > slab.generation for known in later):
         raise SlabDroppedError(f"slab {slab} was dropped with its rows")
     raise NotFoundError(f"unknown slab {slab}")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import PurePath
 
 import pytest
@@ -123,4 +124,11 @@ def test_a_damaged_backup_is_status_3(siltstone: CommandLine) -> None:
     assert siltstone("backup", "/b.gz").status == 0
     with siltstone.fs.open(PurePath("/b.gz"), writable=True) as file:
         file.truncate(100)
-    assert siltstone("restore", "/b.gz", "--data", "/copy").status == 3
+    restore = siltstone("restore", "/b.gz", "--data", "/copy")
+    assert (restore.status, restore.out) == (3, "")
+    assert re.fullmatch(
+        r"siltstone: /b\.gz is damaged: the snapshot is cut short at byte \d+; "
+        r"restore another backup\n",
+        restore.err,
+    )
+    assert not siltstone.fs.exists(PurePath("/copy"))

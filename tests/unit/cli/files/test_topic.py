@@ -113,7 +113,7 @@ def test_a_server_that_is_not_there_is_told(
     assert outcome.status == 3
     assert outcome.err == (
         "siltstone: cannot connect to topic logs at 127.0.0.1:1: Connection refused; "
-        "a broker with topiclog.enabled = true listens there\n"
+        "name the topic log listener of a broker (topiclog.enabled = true)\n"
     )
 
 

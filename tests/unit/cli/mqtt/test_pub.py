@@ -138,8 +138,13 @@ def test_a_refused_connection_is_status_3_with_the_reason(
         3,
         (
             "siltstone: the server refused the connection: not authorized (0x87); "
-            "0 messages were sent\n"
+            "no user name was sent (--username); 0 messages were sent\n"
         ),
+    )
+    named = siltstone("pub", "-t", "t", "-u", "alice", "-l", stdin=b"1\n")
+    assert named.err == (
+        "siltstone: the server refused the connection: not authorized (0x87); "
+        "0 messages were sent\n"
     )
 
 

@@ -128,6 +128,18 @@ def test_time_alone_ends_well(siltstone: CommandLine, connected: Connected) -> N
     assert server.controls[-1] == Disconnect()
 
 
+def test_time_that_ends_before_the_server_answers_is_status_3(
+    siltstone: CommandLine, connected: Connected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Talkative()
+    monkeypatch.setattr(server, "receive", lambda _: b"")
+    connected(server)
+    outcome = siltstone("sub", "-t", "#", "-q", "1", "-i", "panel", "-c", "-W", "0.05")
+    assert outcome == Outcome(
+        status=3, out="", err="siltstone: localhost:1883 did not answer within 0.05 s\n"
+    )
+
+
 def test_retained_only_ends_with_the_first_other_one_whatever_the_count(
     siltstone: CommandLine, connected: Connected
 ) -> None:

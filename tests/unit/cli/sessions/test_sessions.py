@@ -101,11 +101,16 @@ def test_one_session_is_shown_with_all_that_is_known(
     siltstone: CommandLine, filled: SessionCommands
 ) -> None:
     assert siltstone("sessions", "show", "away", "--json").document == documents()[0]
-    lines = [line.split() for line in siltstone("sessions", "show", "away").lines]
+    shown = siltstone("sessions", "show", "away")
+    # No head, no rule and no field for one mark of a number.
+    assert shown.lines[0].split() == ["client", "id", "away"]
+    assert "behind is more" not in shown.out
+    lines = [line.split() for line in shown.lines]
     assert ["subscription", "t/+", "(QoS", "1)"] in lines
     assert ["behind", "2"] in lines
     assert ["away", "for", "3.0", "s"] in lines
     assert ["has", "will", "no"] in lines
+    assert ["in", "flight", "0"] in lines
     assert ["position", "shard", "0:", "1"] in lines
 
 

@@ -44,6 +44,9 @@ def test_one_that_was_dropped_is_told_from_one_that_never_was() -> None:
         find_slab(slabs, SlabId(0, 2))
     with pytest.raises(NotFoundError, match="unknown slab 0/4"):
         find_slab(slabs, SlabId(0, 4))
+    # The first generation is 1.
+    with pytest.raises(NotFoundError, match="unknown slab 0/0"):
+        find_slab(slabs, SlabId(0, 0))
 
 
 def test_what_was_closed_says_so() -> None:
