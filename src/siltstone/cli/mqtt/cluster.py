@@ -163,7 +163,7 @@ def export_local(
 
 @app.command("import-local")
 def import_local(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Local databases.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Local databases.")],
     data: Data = DATA_DEFAULT,
 ) -> None:
     """Make local databases replicated ones, at a stopped site.
