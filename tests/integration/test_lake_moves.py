@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 import siltstone
+from siltstone.errors import NotFoundError
 from siltstone.fs.faulty import FaultyFileSystem
 from siltstone.fs.memory import PowerCut
 from siltstone.fs.posix import PosixFileSystem
@@ -25,7 +27,7 @@ from siltstone.scan.options import ReadOptions
 from siltstone.store.database import Database
 from siltstone.store.log.read.pieces import Row
 from tests.support.builders import settings_of
-from tests.support.lake import DATABASE, lake_of, read_table, tier_all, tiered_rows
+from tests.support.lake import DATABASE, lake_of, read_table, tier_all, tiered_rows, tiering
 from tests.support.pipeline import stored_rows
 
 FS = PosixFileSystem()
@@ -226,3 +228,84 @@ def test_rules_of_an_earlier_version_keep_their_tables(database: Database, path:
     append(database, "site/line2/state", "site/line3/state")
     tier_all(path)
     assert tables(path) == {"site_line1_state": 1, "site_state": 2}
+
+
+@pytest.mark.parametrize("changes", range(5))
+def test_a_move_that_was_interrupted_can_be_given_up(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch, changes: int
+) -> None:
+    prepare(database, path)
+    before, there = seen(path), tables(path)
+    rules = (lake_of(path) / "rules.toml").read_bytes()
+    left = [changes]
+
+    def swap_some(*given: Any, **options: Any) -> None:
+        if not left[0]:
+            raise PowerCut
+        left[0] -= 1
+        swap_files(*given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rewriting, "swap_files", swap_some)
+        with pytest.raises(PowerCut):
+            tier_all(path)
+    assert rewriting.give_up(str(path))
+    assert (seen(path), (lake_of(path) / "rules.toml").read_bytes()) == (before, rules)
+    assert {name: rows for name, rows in tables(path).items() if rows} == there
+    with pytest.raises(NotFoundError, match=r"no rewrite of tables in .* was interrupted"):
+        rewriting.give_up(str(path))
+    # The next job moves the rows after all.
+    tier_all(path)
+    assert tables(path) == {"dead_letter": 1, "home_heat": 5, "home_light": 2, "other_x": 1}
+    assert tiered_rows(path) == stored_rows(database, ["#"])
+    assert seen(path) == stored_places(database)
+
+
+@pytest.mark.parametrize("ends_in", ["give up", "tier"])
+def test_a_power_cut_while_a_move_is_given_up_leaves_each_row_once(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch, ends_in: str
+) -> None:
+    prepare(database, path)
+    before = seen(path)
+    left = [3]
+
+    def swap_some(*given: Any, **options: Any) -> None:
+        if not left[0]:
+            raise PowerCut
+        left[0] -= 1
+        swap_files(*given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rewriting, "swap_files", swap_some)
+        with pytest.raises(PowerCut):
+            tier_all(path)
+    kept = path.with_name("kept")
+    shutil.copytree(path / "lake", kept)
+    cuts = 0
+    for operations in range(OPERATIONS_MAX):
+        shutil.rmtree(path / "lake")
+        shutil.copytree(kept, path / "lake")
+        fs = FaultyFileSystem(PosixFileSystem())
+        fs.operations_left = operations
+        try:
+            rewriting.give_up(str(path), fs=fs)
+        except PowerCut:
+            cuts += 1
+            assert seen(path) == before
+            is_given_up = (opened := read_rewrites(FS, lake_of(path)).open) and opened.given_up
+            if ends_in == "give up" or not is_given_up:
+                continue
+            # The job goes on undoing what was given up, and does not complete it.
+            with tiering(path) as job:
+                job._rewrites()  # noqa: SLF001 - the state before a batch
+                monkeypatch.setattr(rewriting, "swap_files", None)
+                job._rewriter.finish()  # noqa: SLF001 - without the batch that moves them again
+                monkeypatch.undo()
+            assert seen(path) == before
+        else:
+            break
+    assert cuts > 5
+    assert seen(path) == before
+    tier_all(path)
+    assert tiered_rows(path) == stored_rows(database, ["#"])
+    assert seen(path) == stored_places(database)

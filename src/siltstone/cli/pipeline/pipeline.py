@@ -143,8 +143,9 @@ def _steps(job: Any, stop: Stop, *, continuous: bool, pace: float) -> Iterator[A
             yield step
         if continuous:
             job.tidy()
-            # Rows of a backlog are not held back. Otherwise the oldest row waits until it is due.
-            if step is None or not step.waiting:
+            # Rows of a backlog are not held back. Otherwise the next batch begins when it is due:
+            # there are always some rows that have arrived during a batch.
+            if step is None or step.waiting <= step.rows:
                 stop.wait(max(0.0, pace - (monotonic() - began)))
 
 
@@ -254,9 +255,13 @@ def vacuum(
 @app.command()
 def retier(
     tables: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option("--table", metavar="TABLE", help="Table to derive again. Repeatable."),
-    ],
+    ] = None,
+    give_up: Annotated[
+        bool,
+        typer.Option("--give-up", help="Undo a run that was interrupted and cannot be completed."),
+    ] = False,
     data: Data = DATA_DEFAULT,
     database: DatabaseName = "",
     master: Master = MASTER_DEFAULT,
@@ -266,11 +271,18 @@ def retier(
     """Derive Delta tables again from their payloads.
 
     The rows get the columns and tables of rules.toml as it is now. Each table changes in one
-    transaction. The command works beside a running tier job.
+    transaction. The command works beside a running tier job. If it is killed, the next run of tier
+    completes it; with --give-up the tables and rules.toml become what they were before.
 
     $ siltstone pipeline retier --table plant_oven
+    $ siltstone pipeline retier --give-up
     """
+    if bool(tables) == give_up:
+        raise UsageError("retier needs --table, or --give-up alone")
     path = checked_directory(data, database)
+    if give_up:
+        _show_given_up(pipeline("jobs.rewriting").give_up(path, database=database), json=json)
+        return
     with session(master, memory) as spark, waiting("Deriving the tables again"):
         run = pipeline("jobs.tasks").on_spark(spark)
         rows = pipeline("jobs.rewriting").retier(run, path, tables, database=database)
@@ -281,6 +293,13 @@ def retier(
     for name, count in sorted(rows.items()):
         add_row(listed, (name, f"{count:,}"))
     show(listed)
+
+
+def _show_given_up(tables: list[str], *, json: bool) -> None:
+    if json:
+        show_json(tables)
+    else:
+        say(f"given up; as before: {', '.join(tables)}")
 
 
 @app.command()

@@ -3,7 +3,8 @@
 The new files are written beside the tables. Then each table is changed by one Delta transaction:
 it loses its old files and gets the new ones. Rows whose rules name another table go there. Rows in
 `dead_letter` that were meant for a table are decoded again with it. `rewrite.json` fixes a rewrite
-before the first transaction, so that a killed one is completed, and readers find each row once.
+before the first transaction, so that a killed one is completed or given up, and readers find each
+row once.
 
 The long part, reading and writing files, needs the lock of the files only. A job that adds rows
 goes on meanwhile. The caller then takes the lock of the batches: rows that were added meanwhile
@@ -25,7 +26,7 @@ from siltstone.clock import Clock, SystemClock
 from siltstone.errors import NotFoundError, RetryError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem, absolute_path
-from siltstone.pipeline.jobs.tasks import TASK_BYTES, Runner, settle
+from siltstone.pipeline.jobs.tasks import TASK_BYTES, Runner, run_here, settle
 from siltstone.pipeline.jobs.upkeep import locked_batches, locked_files
 from siltstone.pipeline.lake.delta import (
     Opener,
@@ -34,6 +35,7 @@ from siltstone.pipeline.lake.delta import (
     has_table,
     open_table,
     present_tables,
+    restore_version,
     stored_files,
     swap_files,
 )
@@ -100,6 +102,7 @@ class Rewriter:
         self._clock = clock
         self._lake = lake
         self._application = application
+        self._transactions = f"{application}-rewrites"
         self._run = run
         self._opened = opened
 
@@ -115,7 +118,8 @@ class Rewriter:
         Raises: SiltstoneError; nothing was changed then.
         """
         # A running job may have added fields meanwhile: their columns are those of its rules.
-        rules = load_rules(self._fs, self._lake).merged(draft.rules, draft.tables)
+        before = load_rules(self._fs, self._lake)
+        rules = before.merged(draft.rules, draft.tables)
         draft = self._extended(replace(draft, rules=rules.with_wanted(draft.tables)))
         known = read_rewrites(self._fs, self._lake)
         assert known.open is None, "an open rewrite is finished first"
@@ -131,31 +135,55 @@ class Rewriter:
             changes=tuple(changes),
             rules=draft.rules,
             moved=moved,
+            before=before,
         )
         write_rewrites(self._fs, self._lake, replace(known, open=opened))
         self.finish()
         return {table: rows_in(files) for table, files in draft.files().items()}
 
     def finish(self) -> None:
-        """Change the tables of the open rewrite, and end it. The caller holds both locks."""
+        """Change the tables of the open rewrite, and end it. The caller holds both locks.
+
+        If it was given up, the tables that were changed get their earlier versions back.
+        """
         known = read_rewrites(self._fs, self._lake)
         if known.open is None:
             return
-        rewritten = {change.table for change in known.open.changes if change.remove is None}
-        store_rules(self._fs, self._lake, known.open.rules, self._clock, rewritten=rewritten)
-        for change in known.open.changes:
+        if known.open.given_up:
+            self._undo(known.open)
+        else:
+            self._change(known.open)
+        write_rewrites(self._fs, self._lake, known.ended())
+
+    def _change(self, rewrite: OpenRewrite) -> None:
+        rewritten = {change.table for change in rewrite.changes if change.remove is None}
+        store_rules(self._fs, self._lake, rewrite.rules, self._clock, rewritten=rewritten)
+        for change in rewrite.changes:
             swap_files(
                 self._fs,
                 self._clock,
                 self._lake / change.table,
                 change,
                 transactions={
-                    f"{self._application}-rewrites": known.open.number,
-                    self._application: known.open.batch,
+                    self._transactions: rewrite.number,
+                    self._application: rewrite.batch,
                 },
                 opened=self._opened,
             )
-        write_rewrites(self._fs, self._lake, known.ended())
+
+    def _undo(self, rewrite: OpenRewrite) -> None:
+        for table, version in rewrite.versions.items():
+            # The reason to give up may be that a table is gone.
+            if has_table(self._fs, self._lake / table):
+                restore_version(
+                    self._fs,
+                    self._lake / table,
+                    version,
+                    transaction=(self._transactions, rewrite.number),
+                    opened=self._opened,
+                )
+        if rewrite.before is not None:
+            replace_rules(self._fs, self._lake, rewrite.before, self._clock)
 
     def _extended(self, draft: Draft) -> Draft:
         """Write files for the rows that no file of the draft has."""
@@ -339,6 +367,37 @@ def retier(
                     "a tier job was interrupted in a batch; run 'siltstone pipeline tier' first"
                 )
             return rewriter.complete(draft, ledger.batch)
+
+
+def give_up(
+    path: str,
+    *,
+    database: str = "",
+    fs: FileSystem | None = None,
+    clock: Clock | None = None,
+) -> list[str]:
+    """Undo a rewrite that was interrupted and cannot be completed; return its tables.
+
+    The tables and rules.toml are then as before the rewrite. It works beside a running tier job,
+    and can be repeated after a crash.
+
+    Raises: NotFoundError if no rewrite is open; RetryError if an earlier file of a table is gone.
+    """
+    used = fs or PosixFileSystem()
+    directory = absolute_path(path)
+    with Store(directory, read_only=True, fs=used) as store:
+        found = find_database(store, database)
+    lake = lake_directory(directory, found.name)
+    with locked_files(used, lake), locked_batches(used, lake):
+        known = read_rewrites(used, lake)
+        if known.open is None:
+            raise NotFoundError(f"no rewrite of tables in {lake} was interrupted")
+        write_rewrites(used, lake, replace(known, open=replace(known.open, given_up=True)))
+        ledger = read_ledger(used, lake, found.identity)
+        run = run_here(used)
+        now = clock or SystemClock()
+        Rewriter(used, now, lake, application=ledger.application, run=run).finish()
+        return sorted(known.open.versions)
 
 
 def _refuse_unknown(fs: FileSystem, lake: PurePath, tables: Sequence[str]) -> None:

@@ -116,7 +116,7 @@ def refuse_open_rewrite(fs: FileSystem, lake: PurePath) -> None:
     if read_rewrites(fs, lake).open is not None:
         raise RetryError(
             f"a rewrite of tables in {lake} was interrupted; run 'siltstone pipeline tier', which "
-            "completes it"
+            "completes it, or 'siltstone pipeline retier --give-up', which undoes it"
         )
 
 

@@ -557,6 +557,27 @@ def swap_files(
         _sync_commits(fs, table, delta, version)
 
 
+def restore_version(
+    fs: FileSystem,
+    table: PurePath,
+    version: int,
+    *,
+    transaction: tuple[str, int],
+    opened: Opener = open_table,
+) -> None:
+    """Give a table the files and columns of an earlier version, durably, if it has a transaction.
+
+    Raises: RetryError if a file of the version is gone.
+    """
+    application, number = transaction
+    with _told(table):
+        delta = opened(table)
+        known = delta.version()
+        if (delta.transaction_version(application) or 0) >= number:
+            delta.restore(version)
+        _sync_commits(fs, table, delta, known)
+
+
 def _removals(
     clock: Clock, delta: DeltaTable, paths: Collection[str]
 ) -> list[AddAction | RemoveAction]:

@@ -97,6 +97,18 @@ def test_what_was_tiered_is_a_table_and_a_sentence(siltstone: CommandLine, fakes
     )
 
 
+def test_a_run_that_goes_on_commits_when_it_is_due_and_holds_back_no_backlog(
+    siltstone: CommandLine, fakes: FakeJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few rows always arrive during a batch; they are no backlog."""
+    backlog, busy = replace(STEP, waiting=8), replace(STEP, waiting=7)
+    waits: list[int] = []
+    jobs = tiering(fakes, backlog, backlog, busy, STEP)
+    monkeypatch.setattr(Stop, "wait", lambda _, _seconds: waits.append(jobs[0].tidied))
+    assert siltstone("pipeline", "tier", "--continuous", "--freshness", "500ms").status == 0
+    assert waits == [3, 4]
+
+
 def test_a_run_that_goes_on_ends_in_good_order_when_it_is_interrupted(
     siltstone: CommandLine, fakes: FakeJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,3 +304,23 @@ def test_a_run_that_goes_on_may_be_stopped_before_spark_has_started(
     done = siltstone("pipeline", "tier", "--continuous")
     assert (done.status, done.err) == (0, "")
     assert done.out.startswith("stopped; no new rows arrived")
+
+
+def test_a_rewrite_that_cannot_be_completed_is_given_up_without_spark(
+    siltstone: CommandLine, fakes: FakeJobs
+) -> None:
+    fakes.put("jobs.rewriting", give_up=lambda path, database: [f"plant of {path}", database])
+    assert siltstone("pipeline", "retier", "--give-up").lines == [
+        "given up; as before: plant of /data, "
+    ]
+    assert siltstone("pipeline", "retier", "--give-up", "--json").document == ["plant of /data", ""]
+    assert fakes.masters == []
+
+
+@pytest.mark.parametrize("given", [(), ("--give-up", "--table", "plant")])
+def test_retier_takes_tables_or_gives_up(
+    siltstone: CommandLine, fakes: FakeJobs, given: tuple[str, ...]
+) -> None:
+    done = siltstone("pipeline", "retier", *given)
+    assert "retier needs --table, or --give-up alone" in done.err
+    assert fakes.masters == []

@@ -3,13 +3,14 @@
     {"version": 1, "number": 4,
      "moved": {"plant_line_1": "plant"},       tables whose rows went to another one
      "open": {"number": 5, "batch": 77, "versions": {"plant": 12, "plant_line_2": 3},
-              "moved": {…}, "rules": […],
+              "moved": {…}, "rules": […], "before": […], "given_up": false,
               "changes": [{"table": "plant", "schema": …, "remove": […] or null, "add": […]}]}}
 
 The files of a rewrite are written first. The entry `open` in this file then fixes the rewrite: each
 table that it changes, in the order in which they are committed, one Delta transaction for each.
 Until the entry is gone, readers use the versions that it names, so that they find each row once.
-A rewrite that was interrupted is completed by the next job. The file is always replaced as a whole.
+A rewrite that was interrupted is completed by the next job. One that was given up is undone: its
+tables get these versions back, and `before` has the rules. The file is always replaced as a whole.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRewrite:
-    """A rewrite that was started and has not ended; `batch` is the last batch before it."""
+    """A rewrite that was started and has not ended; `batch` is the last batch before it.
+
+    `before` has the rules that are used again if it is given up; None in a file without them.
+    """
 
     number: int
     batch: int
@@ -53,6 +57,8 @@ class OpenRewrite:
     changes: tuple[Change, ...]
     rules: Rules
     moved: Mapping[str, str] = field(default_factory=dict)
+    before: Rules | None = None
+    given_up: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -62,6 +68,8 @@ class OpenRewrite:
             "versions": dict(self.versions),
             "moved": dict(self.moved),
             "rules": self.rules.to_json(),
+            "before": None if self.before is None else self.before.to_json(),
+            "given_up": self.given_up,
             "changes": [
                 {
                     "table": change.table,
@@ -103,6 +111,9 @@ class Rewrites:
     def ended(self) -> Rewrites:
         """Return the state after the open rewrite. Tables that it fed are tables again."""
         assert self.open is not None
+        if self.open.given_up:
+            # Tables may have its number as that of a transaction, so it is not used again.
+            return Rewrites(number=self.open.number, moved=self.moved)
         fed = {change.table for change in self.open.changes if change.add}
         moved = {table: to for table, to in self.moved.items() if table not in fed}
         return Rewrites(number=self.open.number, moved=moved | dict(self.open.moved))
@@ -150,6 +161,8 @@ def _opened(values: Mapping[str, Any], name: str) -> OpenRewrite:
         versions={table: int(version) for table, version in values["versions"].items()},
         moved=dict(values["moved"]),
         rules=rules_from_json(values["rules"], name),
+        before=None if values.get("before") is None else rules_from_json(values["before"], name),
+        given_up=bool(values.get("given_up", False)),
         changes=tuple(_change(change) for change in values["changes"]),
     )
 
