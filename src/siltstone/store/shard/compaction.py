@@ -39,6 +39,7 @@ from siltstone.store.segment.index import DIGEST, encode_index
 from siltstone.store.segment.segment import open_segment, segment_path
 from siltstone.store.segment.sift import index_path, read_summary
 from siltstone.store.shard.leader import LeaderShard, Leading
+from siltstone.store.shard.shard import Role
 from siltstone.store.slab.manifest import COMPACTING, Manifest, SlabId, SlabRecord
 from siltstone.store.writer.producers import ProducerTable
 from siltstone.topic.structure import Structure
@@ -67,6 +68,8 @@ class Job:
     rows: int
     frames: int
     size_bytes: int
+    # How often the files of the shard had been replaced by those of another site.
+    installs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,9 @@ class Compaction:
             return
         before_us = self._leading.clock.now_us() - _AGE_US
         for shard in list(self._leading.opened):
+            if shard.role is not Role.LEADER:
+                # The segments of a replicated shard end where its leader says.
+                continue
             queue = shard.opened
             limits = SCATTERED_MIN, _SCATTERED_ROWS, before_us
             if queue is not None and queue.committer.is_scattered(*limits):
@@ -121,7 +127,8 @@ class Compaction:
 
     def _jobs_of(self, record: SlabRecord) -> list[Job]:
         done = set(record.compacted)
-        slab = self._leaders[record.shard].slab(record.id)
+        leader = self._leaders[record.shard]
+        slab = leader.slab(record.id)
         jobs: list[Job] = []
         for handle in reversed(slab.handles()):
             if handle.base_serial in done:
@@ -142,6 +149,7 @@ class Compaction:
                         rows=rows,
                         frames=summary.frame_count,
                         size_bytes=summary.end_position,
+                        installs=leader.installs,
                     )
                 )
         return jobs
@@ -190,7 +198,7 @@ class Compaction:
         leader = self._leaders[job.slab.shard]
         with leading.lock:
             record = _record_of(manifest.current, job.slab)
-            if record is None:
+            if record is None or leader.installs != job.installs:
                 return False
             self._adopt(replace(record, compacting=job.base_serial))
             place = job.source.parent
@@ -287,13 +295,10 @@ def _write_index(fs: FileSystem, path: PurePath, thresholds: tuple[int, ...]) ->
 
 
 def _is_compactable(manifest: Manifest) -> bool:
-    """Return whether segments of a database may be replaced.
-
-    Rows of a topic log stay where a client wrote them. The sites of a replicated database have the
-    same files.
+    """Return whether segments of a database may be replaced: rows of a topic log stay where a
+    client wrote them. The sites of a replicated database compact at different times.
     """
-    logs = manifest.holds_logs or bool(manifest.logs)
-    return manifest.settings.backend == "local" and not logs
+    return not manifest.holds_logs and not manifest.logs
 
 
 def _revision_of(fs: FileSystem, path: PurePath) -> int | None:

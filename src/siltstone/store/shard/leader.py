@@ -120,6 +120,8 @@ class LeaderShard:
         # Replaced and never changed: other threads iterate over it.
         self._slabs: dict[SlabId, Slab] = {}
         self._sealed_bytes: dict[SlabId, int] = {}
+        # How often the files were replaced by those of another site.
+        self.installs = 0
         # Set while a thread opens the shard. The event is set when the opening ends.
         self._opening: Event | None = None
         self._queue: LogShard | None = None
@@ -426,6 +428,7 @@ class LeaderShard:
             with suppress(ValueError):
                 leading.opened.remove(self)
             with leading.lock:
+                self.installs += 1
                 install(leading.fs, leading.directory, leading.manifest, self.number)
                 self._slabs, self._sealed_bytes = {}, {}
             self._queue = self._open(leading)

@@ -343,7 +343,8 @@ class Staging:
         for generation in {file.path.partition("/")[0] for file in offer.files}:
             fs.sync_directory(self.place / generation)
         fs.sync_directory(self.place)
-        replace_file(fs, self.root / MANIFEST, replace(manifest, slabs=offer.slabs).encode())
+        slabs = _as_found(fs, self.place, offer.slabs)
+        replace_file(fs, self.root / MANIFEST, replace(manifest, slabs=slabs).encode())
         report = verify_database(fs, self.root, quarantine=self.root / "quarantine")
         fs.remove(self.root / MANIFEST)
         for finding in report.findings:
@@ -379,7 +380,8 @@ def install(fs: FileSystem, directory: PurePath, manifest: ManifestFile, shard: 
     offer = Offer.decode(fs.read(path))
     staging = Staging(fs, directory, shard)
     _link_files(fs, staging.place, directory / str(shard), offer)
-    manifest.update(lambda before: _with_offer(before, offer, shard))
+    slabs = _as_found(fs, directory / str(shard), offer.slabs)
+    manifest.update(lambda before: _with_offer(before, replace(offer, slabs=slabs), shard))
     write_mark(fs, directory, shard, offer.marked)
     forget_damaged(fs, directory, shard)
     remove_file(fs, path)
@@ -403,6 +405,25 @@ def _link_files(fs: FileSystem, source: PurePath, place: PurePath, offer: Offer)
         for name in wanted:
             fs.link(source / generation / name, place / generation / name)
         fs.sync_directory(place / generation)
+
+
+def _as_found(
+    fs: FileSystem, place: PurePath, slabs: Iterable[SlabRecord]
+) -> tuple[SlabRecord, ...]:
+    """Return the records of slabs with the segments that are compacted in this directory: of the
+    source some, and of this site others.
+    """
+    found: list[SlabRecord] = []
+    for record in slabs:
+        generation = place / str(record.generation)
+        compacted: list[int] = []
+        for entry in fs.list(generation):
+            if is_segment(entry):
+                summary = read_summary(fs, generation / entry.name)
+                if summary is not None and summary.revision:
+                    compacted.append(int(entry.name.partition(".")[0]))
+        found.append(replace(record, compacted=tuple(sorted(compacted)), compacting=None))
+    return tuple(found)
 
 
 def _with_offer(before: Manifest, offer: Offer, shard: int) -> Manifest:
