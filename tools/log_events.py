@@ -231,8 +231,8 @@ MEANINGS: Final = {
     "was damaged.",
     "snapshot_missing": "The newest snapshot does not exist, so the broker loads an older one.",
     "snapshot_not_found": "The broker starts without a snapshot, with an empty state.",
-    "snapshot_payloads_on_disk": "Payloads of the snapshot exceed `snapshot.memory_max`, so the "
-    "rest stays on disk until it is sent.",
+    "snapshot_payloads_on_disk": "The snapshot exceeds `snapshot.memory_max`, so some messages or "
+    "their payloads stay on disk until they are sent.",
     "snapshot_prune_failed": "Old snapshots could not be removed.",
     "snapshot_written": "A snapshot is complete and synced.",
     "starting": "The broker starts.",

@@ -15,7 +15,7 @@ import pytest
 import siltstone
 from siltstone.clock import SystemClock
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.mqtt.packets import PubAck, Publish
+from siltstone.mqtt.packets import Disconnect, PubAck, Publish
 from siltstone.mqtt.properties import Properties
 from siltstone.snapshot.directory import SnapshotDirectory
 from siltstone.snapshot.format.records import Record
@@ -102,6 +102,37 @@ def test_a_broker_serves_a_snapshot_that_is_larger_than_its_memory(tmp_path: Pat
         # 94 MiB wait; the loading, a snapshot and the sending take a part of that.
         assert broker.peak_bytes() - empty_bytes < 48 * MIB
     assert [path.name for path in (tmp_path / "full" / "snapshots").glob("*.tmp")] == []
+
+
+def test_a_broker_serves_small_messages_that_are_larger_than_its_memory(tmp_path: Path) -> None:
+    # In memory they would take 40 MiB.
+    count = 100_000
+    now_us = SystemClock().now_us()
+    records = [replace(session("c"), last_active_us=now_us, expiry_seconds=3600)]
+    leave_snapshot(
+        tmp_path / "full", chain(records, (queued("a", b"%d" % n) for n in range(count)))
+    )
+    with broker_process(tmp_path / "empty", settings=IN_MEMORY) as broker:
+        empty_bytes = broker.peak_bytes()
+    with broker_process(
+        tmp_path / "full", settings={**IN_MEMORY, "snapshot.memory_max": "1 MiB"}
+    ) as broker:
+        [told] = broker.events("snapshot_payloads_on_disk")
+        assert told["messages"] > 0.9 * count
+        broker.save()
+        with MqttSocket(broker.port) as device:
+            device.connect("c", clean_start=False, properties=KEPT)
+            for n in range(5_000):
+                message = device.expect(Publish)
+                assert message.payload == b"%d" % n
+                device.send(PubAck(packet_id=message.packet_id))
+            device.send(Disconnect())
+            device.rest()
+        assert broker.peak_bytes() - empty_bytes < 20 * MIB
+    # The last snapshot has the rest.
+    with broker_process(tmp_path / "full", settings=IN_MEMORY) as broker:
+        [loaded] = broker.events("snapshot_loaded")
+        assert loaded["messages"] == count - 5_000
 
 
 def test_a_broker_serves_retained_messages_that_are_larger_than_its_memory(tmp_path: Path) -> None:

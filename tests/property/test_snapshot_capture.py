@@ -21,6 +21,7 @@ from siltstone.snapshot.format.records import Record, RetainedMessage, SessionSt
 from siltstone.topic.grammar import TopicFilter
 from tests.support.broker_core import Wire
 from tests.support.memory_core import MemoryCore
+from tests.support.snapshots import in_memory
 
 CLIENTS = ["c0", "c1", "c2", "c3"]
 FILTERS = ["a", "b", "+", "$share/g/a"]
@@ -145,8 +146,8 @@ def test_a_capture_is_what_there_was_when_it_began(
 
 
 @settings(max_examples=100)
-@given(steps)
-def test_what_is_loaded_is_what_was_saved(script: list[Step]) -> None:
+@given(steps, st.sampled_from([0, 10_000, 1 << 30]))
+def test_what_is_loaded_is_what_was_saved(script: list[Step], memory_max: int) -> None:
     world = World()
     for step in script:
         world.do(step)
@@ -154,4 +155,5 @@ def test_what_is_loaded_is_what_was_saved(script: list[Step]) -> None:
         if not wire.is_closed:
             wire.drop()
     saved = world.core.state()
-    assert grouped(world.core.restarted().state()) == grouped(saved)
+    again = world.core.restarted(contents=in_memory(memory_max))
+    assert grouped(again.state()) == grouped(saved)

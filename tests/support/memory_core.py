@@ -10,8 +10,10 @@ from siltstone.broker.broker import Broker
 from siltstone.broker.retained.messages import RetainedMessages
 from siltstone.broker.snapshots.capture import Capture
 from siltstone.broker.snapshots.load import SnapshotLoad
+from siltstone.snapshot.format.contents import BoundedContents
 from siltstone.snapshot.format.records import Record
 from tests.support.broker_core import OPEN, Core
+from tests.support.snapshots import in_memory
 
 
 class MemoryCore(Core):
@@ -34,20 +36,24 @@ class MemoryCore(Core):
         capture = Capture(self.broker)
         return finished(capture)
 
-    def load(self, records: Iterable[Record]) -> None:
+    def load(self, records: Iterable[Record], contents: BoundedContents | None = None) -> None:
         """Load the state of another core."""
-        revival = SnapshotLoad(self.broker)
+        contents = contents or in_memory()
+        revival = SnapshotLoad(self.broker, contents)
         for record in records:
             revival.apply(record)
         revival.finish()
+        contents.flush()
         self.run()
 
-    def restarted(self, *, after: float = 0.0, **limits: Any) -> MemoryCore:
+    def restarted(
+        self, *, after: float = 0.0, contents: BoundedContents | None = None, **limits: Any
+    ) -> MemoryCore:
         """Return a core with the state of this one, a number of seconds later."""
         core = MemoryCore(access=self.broker.access, **limits)
         # The wall clock continues; the time of the loop starts again.
         core.clock.jump((self.clock.now_us() - core.clock.now_us()) / 1_000_000 + after)
-        core.load(self.state())
+        core.load(self.state(), contents)
         return core
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import PurePath
 
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from siltstone.clock import ManualClock
 from siltstone.fs.api import File, FileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.snapshot.directory import KEEP, Loaded, SnapshotDirectory
-from siltstone.snapshot.format.contents import ContentsInMemory
+from siltstone.snapshot.format.contents import BoundedContents, ContentsInMemory
 from siltstone.snapshot.format.records import (
     About,
     FilePart,
@@ -36,6 +37,12 @@ QUARANTINE = PurePath("/quarantine")
 ABOUT = About(serial=7, created_us=1_700_000_000_000_000, source="broker", writer="siltstone 1")
 
 
+def in_memory(memory_max: int = 1 << 40) -> BoundedContents:
+    """Return contents for which there is so much memory; beyond it they are in a file."""
+    create = partial(MemoryFileSystem().create, PurePath("/contents"))
+    return BoundedContents(memory_max, create)
+
+
 def retained(topic: str, payload: bytes) -> RetainedMessage:
     return RetainedMessage(
         topic=topic.encode(),
@@ -50,6 +57,17 @@ def retained(topic: str, payload: bytes) -> RetainedMessage:
 
 def session(client_id: str) -> SessionState:
     return SessionState(client_id=client_id, user="", expiry_seconds=60, last_active_us=5)
+
+
+def subscription(text: str) -> SubscriptionState:
+    return SubscriptionState(
+        filter=text,
+        qos=1,
+        no_local=False,
+        retain_as_published=False,
+        retain_handling=0,
+        identifier=0,
+    )
 
 
 def queued(topic: str, payload: bytes, *, packet_id: int = 0) -> QueuedMessage:

@@ -42,16 +42,30 @@ def open_file_count() -> int:
         raise translate(exc, "list", PurePath("/proc/self/fd")) from exc
 
 
-def memory_bytes() -> int:
-    """Return the memory limit of this process: the least of machine, container and rlimit."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        limits.append(soft)
+def memory_left_bytes() -> int:
+    """Return how much more memory this process may take, by machine, container and rlimit."""
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    mapped_bytes, resident_bytes = _used_memory(page_bytes)
+    limits = [page_bytes * os.sysconf("SC_PHYS_PAGES")]
     for name in _MEMORY_LIMITS:
         with suppress(OSError, ValueError), open(name, encoding="ascii") as file:
             limits.append(int(file.read()))
-    return min(limits)
+    left_bytes = min(limits) - resident_bytes
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        # This limit counts addresses, whether there is memory behind them or not.
+        left_bytes = min(left_bytes, soft - mapped_bytes)
+    return max(0, left_bytes)
+
+
+def _used_memory(page_bytes: int) -> tuple[int, int]:
+    """Return the bytes that are mapped, and those of them that are in memory; 0 if not known."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            mapped, resident = file.read().split()[:2]
+    except (OSError, ValueError):
+        return 0, 0
+    return int(mapped) * page_bytes, int(resident) * page_bytes
 
 
 def boot_id() -> str:

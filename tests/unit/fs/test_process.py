@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from siltstone.errors import DiskError
-from siltstone.fs.process import catches_signal, memory_bytes, raise_file_limit, send_signal
+from siltstone.fs.process import catches_signal, memory_left_bytes, raise_file_limit, send_signal
 
 
 def test_as_many_files_may_be_open_as_the_system_allows() -> None:
@@ -39,10 +39,17 @@ def test_a_signal_is_sent_and_one_to_nobody_is_refused() -> None:
         send_signal(2**22 + 1, signal.SIGUSR1)
 
 
-def test_the_memory_of_the_process_is_no_more_than_its_limit(
+def test_the_memory_that_is_left_is_what_no_limit_and_no_use_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = memory_bytes()
-    assert 0 < whole <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 20, 1 << 21))
-    assert memory_bytes() == 1 << 20
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    left = memory_left_bytes()
+    # A Python that has imported pytest takes more than 10 MiB.
+    assert 0 < left < whole - (10 << 20)
+    with open("/proc/self/statm", encoding="ascii") as file:
+        mapped = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    limit = mapped + (100 << 20)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY))
+    assert abs(memory_left_bytes() - (100 << 20)) < 50 << 20
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 20, resource.RLIM_INFINITY))
+    assert memory_left_bytes() == 0

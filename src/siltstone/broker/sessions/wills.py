@@ -7,7 +7,9 @@ shortens it [MQTT-3.1.3-9].
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from siltstone.broker.sessions.timers import Timer, Timers
 from siltstone.mqtt.encode import encode_message_properties
@@ -15,11 +17,21 @@ from siltstone.mqtt.packets import Will
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.rows.batch import RETAIN
 from siltstone.session.archive.records import SavedWill
+from siltstone.session.sending.delivery import Spilled
 from siltstone.session.session import Session
 
 # The retain flag of a stored row.
 
 Publish = Callable[[Session, Will], None]
+
+
+class _Delayed(NamedTuple):
+    """A will that waits. If a snapshot left its payload on disk, `spilled` is the place of it."""
+
+    session: Session
+    will: Will
+    timer: Timer
+    spilled: Spilled | None
 
 
 class Wills:
@@ -28,40 +40,47 @@ class Wills:
     def __init__(self, timers: Timers, publish: Publish) -> None:
         self._timers = timers
         self._publish = publish
-        self._waiting: dict[str, tuple[Session, Will, Timer]] = {}
+        self._waiting: dict[str, _Delayed] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def leave(self, session: Session, will: Will, now: float) -> None:
-        """Publish a will now, or after its delay."""
+    def leave(
+        self, session: Session, will: Will, now: float, spilled: Spilled | None = None
+    ) -> None:
+        """Publish a will now, or after its delay; `spilled` is its payload, if that is on disk."""
         delay = will.properties.will_delay_interval or 0
         if delay == 0:
-            self._publish(session, will)
+            self._publish(session, _whole(will, spilled))
             return
         timer = self._timers.at(now + delay, partial(self.fire, session.client_id))
-        self._waiting[session.client_id] = (session, will, timer)
+        self._waiting[session.client_id] = _Delayed(session, will, timer, spilled)
 
     def waiting(self, client_id: str) -> tuple[Will, float] | None:
         """Return the delayed will of a client id, and its time."""
         waiting = self._waiting.get(client_id)
-        return None if waiting is None else (waiting[1], waiting[2].at)
+        return (
+            None if waiting is None else (_whole(waiting.will, waiting.spilled), waiting.timer.at)
+        )
 
     def cancel(self, client_id: str) -> None:
         """Delete the delayed will of a client that connected again."""
         waiting = self._waiting.pop(client_id, None)
         if waiting is not None:
-            self._timers.cancel(waiting[2])
+            self._timers.cancel(waiting.timer)
 
     def fire(self, client_id: str) -> None:
         """Publish the delayed will of a client id, if there is one."""
         if client_id in self._waiting:
-            self._waiting[client_id][0].outbox.changing()
+            self._waiting[client_id].session.outbox.changing()
         waiting = self._waiting.pop(client_id, None)
         if waiting is not None:
-            session, will, timer = waiting
-            self._timers.cancel(timer)
-            self._publish(session, will)
+            self._timers.cancel(waiting.timer)
+            self._publish(waiting.session, _whole(waiting.will, waiting.spilled))
+
+
+def _whole(will: Will, spilled: Spilled | None) -> Will:
+    return will if spilled is None else replace(will, payload=spilled.read())
 
 
 def saved_will(will: Will | None) -> SavedWill | None:

@@ -353,9 +353,9 @@ class SnapshotSettings(Settings):
     memory_max: OptionalSize = Field(
         default=None,
         ge=0,
-        description="Largest memory for the contents of a snapshot that is loaded. Payloads "
-        "beyond this limit stay on disk until they are sent. none: half of the memory of the "
-        "process.",
+        description="Largest memory for the state that a snapshot brings. Beyond this limit, "
+        "waiting messages and payloads stay on disk until they are sent. none: half of the memory "
+        "that the process may still take when it loads the snapshot.",
     )
 
 

@@ -24,7 +24,7 @@ from siltstone.broker.retained.log import Retained
 from siltstone.mqtt.encode import encode_message_properties
 from siltstone.mqtt.packets import Will
 from siltstone.rows.batch import RETAIN
-from siltstone.session.sending.delivery import NEVER, Delivery
+from siltstone.session.sending.delivery import NEVER, Delivery, Run
 from siltstone.session.sending.outbox import Outbox
 from siltstone.session.session import Session
 from siltstone.session.subscribed import Subscribed
@@ -71,7 +71,7 @@ class Captured(NamedTuple):
     last_active: float
     subscriptions: list[Subscribed]
     inflight: list[Inflight]
-    waiting: list[Delivery]
+    waiting: list[Delivery | Run]
     received: tuple[int, ...]
     released: tuple[int, ...]
     will: tuple[Will, float] | None
@@ -173,7 +173,7 @@ class Capture:
                 for each in inflight
                 if not each.released
             ],
-            outbox.waiting(),
+            outbox.waiting_parts(),
             tuple(session.received.packet_ids),
             tuple([each.packet_id for each in inflight if each.released]),
             self._broker.wills.waiting(session.client_id),
@@ -198,9 +198,10 @@ class Capture:
             yield _subscription_record(subscribed)
         for delivery, properties, packet_id in captured.inflight:
             yield self._message(delivery, delivery.flags, properties, packet_id)
-        for delivery in captured.waiting:
-            if delivery.flags & 3:
-                yield self._message(delivery, delivery.flags, delivery.properties, 0)
+        for part in captured.waiting:
+            for delivery in part.read() if isinstance(part, Run) else (part,):
+                if delivery.flags & 3:
+                    yield self._message(delivery, delivery.flags, delivery.properties, 0)
         for shared in captured.shared:
             member = shared.member
             for delivery in shared.waiting:

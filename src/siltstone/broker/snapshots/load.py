@@ -23,10 +23,10 @@ from siltstone.mqtt.properties import decode_properties
 from siltstone.mqtt.publish import stored_properties
 from siltstone.mqtt.wire import PacketType, Reader, encode_variable
 from siltstone.rows.batch import RETAIN
-from siltstone.session.sending.delivery import NEVER, Delivery, Spilled
+from siltstone.session.sending.delivery import NEVER, Delivery, Run, Spilled, encode_run
 from siltstone.session.session import Session
 from siltstone.session.subscribed import Subscribed
-from siltstone.snapshot.format.contents import InFile
+from siltstone.snapshot.format.contents import BoundedContents, InFile
 from siltstone.snapshot.format.records import (
     NEVER_US,
     Handshakes,
@@ -40,6 +40,15 @@ from siltstone.snapshot.format.records import (
 from siltstone.topic.grammar import TopicFilter
 from siltstone.units import SECOND_US
 
+# The approximate memory of what is loaded: a retained message, a session, a subscription, and a
+# waiting message beside its size.
+_RETAINED_BYTES: Final = 400
+_SESSION_BYTES: Final = 3000
+_SUBSCRIPTION_BYTES: Final = 900
+_MESSAGE_BYTES: Final = 100
+# A run on disk has at most so many messages. Its last one may exceed the number of bytes.
+_RUN_MESSAGES: Final = 250
+_RUN_BYTES: Final = 256 * 1024
 # Replaces an expiry time of 0, which would mean never.
 _JUST_BEFORE: Final = -1e-9
 
@@ -47,8 +56,10 @@ _JUST_BEFORE: Final = -1e-9
 class SnapshotLoad:
     """Applies records in order; call `finish` after the last one."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, contents: BoundedContents) -> None:
+        """Load payloads from `contents`; take memory there, and leave there what has no room."""
         self._broker = broker
+        self._contents = contents
         self._now = broker.shell.now()
         self._now_us = broker.clock.now_us()
         self._session: Session | None = None
@@ -56,10 +67,16 @@ class SnapshotLoad:
         self._left_at = 0.0
         self._inflight: list[Delivery] = []
         self._waiting: list[Delivery] = []
-        self._wills: list[tuple[Session, WaitingWill]] = []
+        # Whether the session has no waiting message of QoS 1 or 2 yet.
+        self._is_first = True
+        # The messages after `_waiting` that are on disk, and those of the next run.
+        self._runs: list[Run] = []
+        self._run: list[Delivery] = []
+        self._run_bytes = 0
+        self._wills: list[tuple[Session, Will, Spilled | None]] = []
         self.sessions = 0
         self.messages = 0
-        # The number of messages whose payloads stay on disk.
+        # The number of messages that stay on disk, whole or their payloads.
         self.spilled_messages = 0
 
     def apply(self, record: Record) -> None:
@@ -77,7 +94,7 @@ class SnapshotLoad:
             case Handshakes():
                 self._shake_hands(record)
             case WaitingWill():
-                self._wills.append((self._current, record))
+                self._wills.append((self._current, self._will(record), _spilled(record.payload)))
             case _:
                 raise UsageError(
                     f"the snapshot is a copy of a store, not the state of a broker: restore it "
@@ -87,8 +104,8 @@ class SnapshotLoad:
     def finish(self) -> None:
         """End the last session, and start the delays of the wills."""
         self._end()
-        for session, record in self._wills:
-            self._broker.wills.leave(session, self._will(record), self._now)
+        for session, will, spilled in self._wills:
+            self._broker.wills.leave(session, will, self._now, spilled)
 
     @property
     def _current(self) -> Session:
@@ -109,6 +126,7 @@ class SnapshotLoad:
         )
         if message.is_over(self._broker.clock):
             return
+        self._contents.take(_RETAINED_BYTES + len(record.topic) + len(record.publisher))
         self._broker.retained.put_back(message)
         self.spilled_messages += spilled is not None
 
@@ -120,6 +138,7 @@ class SnapshotLoad:
         # If the clock went back, the session counts as active now, not in the future.
         passed_us = max(0, self._broker.clock.passed_us(record.last_active_us))
         self._left_at = self._now - passed_us / SECOND_US
+        self._contents.take(_SESSION_BYTES)
         self.sessions += 1
 
     def _end(self) -> None:
@@ -130,8 +149,11 @@ class SnapshotLoad:
             session.outbox.restore(0, [], self._inflight)
             self._inflight = []
         if self._waiting:
-            session.outbox.wait_again(self._waiting)
+            self._end_run()
+            session.outbox.wait_again(self._waiting, self._runs)
             self._waiting = []
+            self._runs = []
+            self._is_first = True
         self._broker.registry.leave(session, self._left_at)
 
     def _subscribe(self, record: SubscriptionState) -> None:
@@ -150,6 +172,7 @@ class SnapshotLoad:
                 may_receive=None if broker.access.open else partial(broker.may_receive, identity),
             )
         saved = Subscribed(subscription=subscription, identifier=record.identifier)
+        self._contents.take(_SUBSCRIPTION_BYTES)
         broker.subscriptions.put_back(session, saved, self._rights)
 
     def _queue(self, record: QueuedMessage) -> None:
@@ -157,15 +180,39 @@ class SnapshotLoad:
         if record.expires_us != NEVER_US:
             expires_at = self._time_of(record.expires_us) or _JUST_BEFORE
         properties = stored_properties(record.properties)
-        # What is in flight was sent before, so it is sent again at once.
-        spilled = None if record.packet_id else _spilled(record.payload)
+        spilled = _spilled(record.payload)
         payload = record.payload if spilled is None else b""
         delivery = Delivery(record.topic, payload, record.flags, properties, expires_at)
         delivery.spilled = spilled
         delivery.packet_id = record.packet_id
+        self.messages += 1
+        if record.packet_id == 0 and self._goes_to_disk(delivery):
+            self.spilled_messages += 1
+            self._run.append(delivery)
+            self._run_bytes += delivery.size()
+            if len(self._run) == _RUN_MESSAGES or self._run_bytes > _RUN_BYTES:
+                self._end_run()
+            return
         self.spilled_messages += spilled is not None
         (self._inflight if record.packet_id else self._waiting).append(delivery)
-        self.messages += 1
+
+    def _goes_to_disk(self, delivery: Delivery) -> bool:
+        """Take memory for a waiting message; return whether there is none left and the message may
+        be in a run: after the first one of its session, and not with QoS 0.
+        """
+        has_room = self._contents.take(_MESSAGE_BYTES + delivery.size())
+        if delivery.flags & 3 == 0:
+            return False
+        is_first, self._is_first = self._is_first, False
+        return not has_room and not is_first
+
+    def _end_run(self) -> None:
+        run, self._run = self._run, []
+        if run:
+            data = encode_run(run)
+            place = Spilled(*self._contents.put(data), len(data))
+            self._runs.append(Run(place, len(run), self._run_bytes))
+        self._run_bytes = 0
 
     def _shake_hands(self, record: Handshakes) -> None:
         self._current.received.packet_ids.update(record.received)
@@ -180,7 +227,7 @@ class SnapshotLoad:
         left = max(0.0, -self._broker.clock.passed_us(record.due_us) / SECOND_US)
         return Will(
             topic=record.topic,
-            payload=record.payload,
+            payload=b"" if isinstance(record.payload, InFile) else record.payload,
             qos=record.flags & 3,
             retain=bool(record.flags & RETAIN),
             properties=replace(

@@ -27,7 +27,7 @@ from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.api import File, FileSystem
 from siltstone.fs.paths import StorePaths
-from siltstone.fs.process import memory_bytes
+from siltstone.fs.process import memory_left_bytes
 from siltstone.logs import log
 from siltstone.manage.verb import Nothing
 from siltstone.snapshot.backup import StoreSource
@@ -44,6 +44,7 @@ OF_STORE: Final = "store"
 
 _LOG: Final = logging.getLogger("siltstone.snapshot")
 _PAYLOADS: Final = "payloads.tmp"
+_RESERVE_BYTES: Final = 8 * 1024 * 1024
 # Attempts to cut the store while nothing is stored.
 _CUTS_MAX: Final = 5
 # Sessions that are captured before the remaining time of the turn is checked.
@@ -291,7 +292,7 @@ def bounded_contents(
 ) -> BoundedContents:
     """Return the place for payloads: in memory up to `memory_max`, then in a temporary file.
 
-    The default of `memory_max` is half of the memory. The file ends with this process.
+    The default of `memory_max` is half of the memory that is left. The file ends with this process.
     """
 
     def create() -> File:
@@ -302,7 +303,7 @@ def bounded_contents(
         fs.remove(path)
         return file
 
-    return BoundedContents(memory_bytes() // 2 if memory_max is None else memory_max, create)
+    return BoundedContents(memory_left_bytes() // 2 if memory_max is None else memory_max, create)
 
 
 def load_state(
@@ -312,15 +313,19 @@ def load_state(
 
     Raises: the errors of `SnapshotDirectory.load`; UsageError if the memory is too small.
     """
-    revival = SnapshotLoad(broker)
+    revival = SnapshotLoad(broker, contents)
+    # Released if there is not enough memory, so that the error can be reported.
+    reserve = bytearray(_RESERVE_BYTES)
     # All objects that are created here stay: a garbage collection would take longer than the load.
     gc.disable()
     try:
         loaded = keeper.load(revival, contents, allow_empty=allow_empty)
         revival.finish()
+        contents.flush()
         # Later collections skip these objects too.
         gc.freeze()
     except MemoryError as exc:
+        reserve.clear()
         raise UsageError(
             f"the snapshot does not fit into memory; lower snapshot.memory_max, which keeps more "
             f"payloads on disk, or allow more memory: directory={keeper.directory} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 from mypy_extensions import mypyc_attr
@@ -23,6 +24,10 @@ from siltstone.units import SECOND_US
 NEVER: Final = 0.0
 # The memory of a waiting message beside its bytes.
 _OVERHEAD: Final = 250
+# A message of a run: expiry, flags, lengths of topic, properties and payload, and the start of the
+# payload in the file, if the run does not contain it.
+_HEAD: Final = struct.Struct("<dBHIIQ")
+_INSIDE: Final = (1 << 64) - 1
 
 
 class Loan:
@@ -38,18 +43,18 @@ class Spilled:
     """A payload that was written to disk to save memory."""
 
     def __init__(self, file: File, start: int, length: int) -> None:
-        self._file = file
-        self._start = start
+        self.file = file
+        self.start = start
         self.length = length
 
     def read(self) -> bytes:
         """Return the payload. Raises: DiskError, CorruptionError if the file is too short."""
-        payload = self._file.read_at(self._start, self.length)
+        payload = self.file.read_at(self.start, self.length)
         if len(payload) != self.length:
             raise CorruptionError(
                 "the file ends before the payload does",
-                path=self._file.path,
-                offset=self._start + len(payload),
+                path=self.file.path,
+                offset=self.start + len(payload),
             )
         return payload
 
@@ -95,6 +100,63 @@ class Delivery:
     def size(self) -> int:
         """Return its approximate size in memory."""
         return len(self.topic) + len(self.payload) + len(self.properties) + _OVERHEAD
+
+
+class Run:
+    """Messages that wait one after another, and were written to disk together to save memory.
+
+    `size_bytes` is what they take in memory.
+    """
+
+    def __init__(self, place: Spilled, count: int, size_bytes: int) -> None:
+        self._place = place
+        self.count = count
+        self.size_bytes = size_bytes
+
+    def read(self) -> list[Delivery]:
+        """Return the messages. Raises: what `Spilled.read` raises."""
+        data = self._place.read()
+        found: list[Delivery] = []
+        position = 0
+        for _ in range(self.count):
+            head = _HEAD.unpack_from(data, position)
+            expires_at: float = head[0]
+            flags: int = head[1]
+            topic_end: int = position + _HEAD.size + head[2]
+            properties_end: int = topic_end + head[3]
+            length: int = head[4]
+            start: int = head[5]
+            topic = data[position + _HEAD.size : topic_end]
+            properties = data[topic_end:properties_end]
+            position = properties_end
+            if start == _INSIDE:
+                payload = data[position : position + length]
+                position += length
+                found.append(Delivery(topic, payload, flags, properties, expires_at))
+            else:
+                delivery = Delivery(topic, b"", flags, properties, expires_at)
+                delivery.spilled = Spilled(self._place.file, start, length)
+                found.append(delivery)
+        return found
+
+
+def encode_run(messages: list[Delivery]) -> bytes:
+    """Return the bytes of a run of messages that have no packet ids and are no rows of the store.
+
+    The payloads that are on disk must be in the file to which the run is written.
+    """
+    parts: list[bytes] = []
+    for each in messages:
+        spilled = each.spilled
+        start = _INSIDE if spilled is None else spilled.start
+        length = len(each.payload) if spilled is None else spilled.length
+        parts.append(
+            _HEAD.pack(
+                each.expires_at, each.flags, len(each.topic), len(each.properties), length, start
+            )
+        )
+        parts += (each.topic, each.properties, each.payload)
+    return b"".join(parts)
 
 
 class Budget:

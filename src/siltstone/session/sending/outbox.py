@@ -29,7 +29,7 @@ from siltstone.mqtt.publish import (
 )
 from siltstone.rows.batch import DUP
 from siltstone.session.durable.progress import Progress, ShardProgress
-from siltstone.session.sending.delivery import NEVER, Budget, Delivery, grow_old, is_last
+from siltstone.session.sending.delivery import NEVER, Budget, Delivery, Run, grow_old, is_last
 from siltstone.session.sending.inflight import Inflight
 from siltstone.session.sending.waiting import Unsaved, Waiting
 
@@ -242,6 +242,10 @@ class Outbox:
         """Return the messages in the queue, in order."""
         return self._queue.messages()
 
+    def waiting_parts(self) -> list[Delivery | Run]:
+        """Return the messages in the queue, in order; those on disk as runs, which never change."""
+        return self._queue.parts()
+
     def number_waiting(self) -> None:
         """Give packet ids to waiting messages of QoS 1 and 2 that are not rows of the store. They
         are dropped if no packet id is free.
@@ -272,10 +276,14 @@ class Outbox:
         for delivery in inflight:
             self._inflight.add(delivery)
 
-    def wait_again(self, waiting: list[Delivery]) -> None:
-        """Put messages that have waited before into the queue again, without a limit check."""
+    def wait_again(self, waiting: list[Delivery], runs: list[Run]) -> None:
+        """Put messages that have waited before into the queue again, without a limit check; after
+        them those on disk.
+        """
         for delivery in waiting:
             self._queue.add_row(delivery)
+        for run in runs:
+            self._queue.add_run(run)
 
     def give_up(self, packet_id: int, qos: int) -> None:
         """Free the packet id of a message that was in flight and no longer exists.
@@ -405,7 +413,9 @@ class Outbox:
     def pump(self, now: float) -> None:
         """Send waiting messages, as far as the connection allows."""
         while self._again and self._inflight.outstanding < self._window and self._may_write():
-            self._send_again(self._again.popleft(), now)
+            # If the payload cannot be read now, the message stays the next one.
+            payload = self._again[0].body()
+            self._send_again(self._again.popleft(), payload, now)
         if self._again:
             return
         if self._queue:
@@ -517,7 +527,7 @@ class Outbox:
             self.stir()
             lane.complete(delivery.serial)
 
-    def _send_again(self, delivery: Delivery, now: float) -> None:
+    def _send_again(self, delivery: Delivery, payload: bytes, now: float) -> None:
         """Send a message that an earlier connection left unacknowledged, with its packet id."""
         if delivery.is_unsent and delivery.expires_at != NEVER and delivery.expires_at <= now:
             self.expired += 1
@@ -526,7 +536,7 @@ class Outbox:
             return
         delivery.sent = True
         self._inflight.outstanding += 1
-        topic, payload, flags = delivery.topic, delivery.payload, delivery.flags
+        topic, flags = delivery.topic, delivery.flags
         if self._exceeds(topic, payload, flags, delivery.properties):
             self._complete(delivery)
         else:

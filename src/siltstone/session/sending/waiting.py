@@ -12,15 +12,53 @@ from __future__ import annotations
 from collections import deque
 
 from siltstone.session.durable.progress import Progress
-from siltstone.session.sending.delivery import Budget, Delivery
+from siltstone.session.sending.delivery import Budget, Delivery, Run
+
+
+class _Behind:
+    """Messages behind those in memory: runs on disk, how many messages they have, later ones."""
+
+    def __init__(self) -> None:
+        self.runs: deque[Run] = deque()
+        self.runs_count = 0
+        self.last: deque[Delivery] = deque()
 
 
 class _Part:
-    """The waiting messages of one kind, in order."""
+    """The waiting messages of one kind, in order: `messages`, then `behind`.
+
+    Invariant: if something is behind, `messages` is not empty.
+    """
 
     def __init__(self) -> None:
         self.messages: deque[Delivery] = deque()
+        self.behind: _Behind | None = None
         self.size_bytes = 0
+
+    def count(self) -> int:
+        """Return the number of messages."""
+        behind = self.behind
+        count = len(self.messages)
+        return count if behind is None else count + behind.runs_count + len(behind.last)
+
+    def append(self, delivery: Delivery) -> None:
+        """Add a message after all others."""
+        behind = self.behind
+        (self.messages if behind is None else behind.last).append(delivery)
+
+    def read_next(self, behind: _Behind) -> None:
+        """Read the first run into memory. Raises: the error that prevents it; nothing changes."""
+        run = behind.runs[0]
+        place = self.messages[-1].place
+        for delivery in run.read():
+            # The places of a run are all between those of its neighbours.
+            delivery.place = place
+            self.messages.append(delivery)
+        behind.runs.popleft()
+        behind.runs_count -= run.count
+        if not behind.runs:
+            self.messages.extend(behind.last)
+            self.behind = None
 
     def keep(self, kept: deque[Delivery]) -> int:
         """Replace the messages by some of them; return how many bytes the others had."""
@@ -29,6 +67,7 @@ class _Part:
             size += delivery.size()
         freed = self.size_bytes - size
         self.messages = kept
+        self.behind = None
         self.size_bytes = size
         return freed
 
@@ -51,11 +90,7 @@ class Waiting:
         self.dropped = 0
 
     def __len__(self) -> int:
-        return (
-            len(self._rows.messages)
-            + len(self._acknowledged.messages)
-            + len(self._unacknowledged.messages)
-        )
+        return self._rows.count() + self._acknowledged.count() + self._unacknowledged.count()
 
     def first_flags(self) -> int:
         """Return the flags of the next message; the queue must not be empty."""
@@ -92,10 +127,28 @@ class Waiting:
         size = delivery.size()
         delivery.place = self._next_place
         self._next_place += 1
-        part.messages.append(delivery)
+        part.append(delivery)
         part.size_bytes += size
         self._bytes += size
         self._budget.used += size
+
+    def add_run(self, run: Run) -> None:
+        """Add messages of QoS 1 and 2 that are on disk, whatever the limits are. They are read when
+        the messages before them have left.
+
+        At least one message of QoS 1 or 2 must wait in memory.
+        """
+        part = self._acknowledged
+        assert part.messages, "runs follow a message"
+        behind = part.behind
+        if behind is None:
+            behind = part.behind = _Behind()
+        assert not behind.last, "all runs are added before other messages"
+        behind.runs.append(run)
+        behind.runs_count += run.count
+        part.size_bytes += run.size_bytes
+        self._bytes += run.size_bytes
+        self._budget.used += run.size_bytes
 
     def add(self, delivery: Delivery) -> bool:
         """Add a message if room can be made; return whether others were dropped for it."""
@@ -149,13 +202,28 @@ class Waiting:
         return taken
 
     def remove(self, unwanted: set[Delivery]) -> None:
-        """Remove the given messages."""
+        """Remove the given messages, which `messages` has returned."""
+        assert self._acknowledged.behind is None, "all messages are in memory"
         for part in (self._rows, self._acknowledged, self._unacknowledged):
             kept = deque([each for each in part.messages if each not in unwanted])
             self._uncount(part.keep(kept))
 
+    def parts(self) -> list[Delivery | Run]:
+        """Return all messages, in order; those on disk as runs, which never change."""
+        part = self._acknowledged
+        behind = part.behind
+        if behind is None:
+            return list(self.messages())
+        # Sessions that have runs have no rows of the store, and QoS 0 waits for no snapshot.
+        return [*part.messages, *behind.runs, *behind.last]
+
     def messages(self) -> list[Delivery]:
-        """Return all messages, in order."""
+        """Return all messages, in order, after reading those on disk into memory.
+
+        Raises: the error that prevents reading one of them.
+        """
+        while (behind := self._acknowledged.behind) is not None:
+            self._acknowledged.read_next(behind)
         found: list[Delivery] = []
         parts = 0
         for part in (self._rows, self._acknowledged, self._unacknowledged):
@@ -194,10 +262,10 @@ class Waiting:
         """Tell whether dropping messages would make room; none is dropped without effect."""
         if not self._drop_old:
             return False
-        count = len(self._unacknowledged.messages)
+        count = self._unacknowledged.count()
         waiting = self._unacknowledged.size_bytes
         if qos != 0:
-            count += len(self._acknowledged.messages)
+            count += self._acknowledged.count()
             waiting += self._acknowledged.size_bytes
         budget = self._budget
         return (
@@ -208,7 +276,13 @@ class Waiting:
         )
 
     def _remove_first(self, part: _Part) -> int:
-        """Remove the first message of a part; return its size."""
+        """Remove the first message of a part; return its size.
+
+        Raises: the error that prevents reading the messages after it; it then stays.
+        """
+        behind = part.behind
+        if behind is not None and len(part.messages) == 1:
+            part.read_next(behind)
         size = part.messages.popleft().size()
         part.size_bytes -= size
         self._uncount(size)

@@ -15,6 +15,9 @@ from siltstone.fs.api import File
 
 # A content up to this size takes no less memory if it is replaced by a place in a file.
 _SHORT_BYTES: Final = 256
+# The memory of a content beside its bytes.
+_OVERHEAD: Final = 60
+_WRITE_BYTES: Final = 1024 * 1024
 
 
 class Contents(Protocol):
@@ -81,22 +84,54 @@ class InFile(bytes):
 
 
 class BoundedContents:
-    """Contents as objects up to a memory limit; after that, longer ones go to a file."""
+    """Contents as objects up to a memory limit; after that, in a file.
+
+    The state that is loaded takes its memory from the same limit, and can keep data in the file.
+    """
 
     def __init__(self, memory_bytes_max: int, create: Callable[[], File]) -> None:
         """`create` creates the file when it is first needed."""
         self._left_bytes = memory_bytes_max
         self._create = create
         self._file: File | None = None
-        self._size = 0
-        # The content, or its offset and length in the file.
-        self._contents: list[bytes | tuple[int, int]] = [b""]
+        # The bytes that are written, and those after them that are not.
+        self._written_bytes = 0
+        self._unwritten = bytearray()
+        # The contents in memory, None for others; the offset and length of each one in the file.
+        self._contents: list[bytes | None] = [b""]
+        self._starts = array("Q", [0])
+        self._lengths = array("I", [0])
         self._parts: list[bytes] = []
 
     @property
     def size_bytes(self) -> int:
         """The number of bytes in the file."""
-        return self._size
+        return self._written_bytes + len(self._unwritten)
+
+    def take(self, size_bytes: int) -> bool:
+        """Take memory for loaded state; return False if the limit is reached.
+
+        The memory counts as used in both cases.
+        """
+        self._left_bytes -= size_bytes
+        return self._left_bytes >= 0
+
+    def put(self, data: bytes) -> tuple[File, int]:
+        """Store data in the file; return the file and the offset."""
+        if self._file is None:
+            self._file = self._create()
+        start = self.size_bytes
+        self._unwritten += data
+        if len(self._unwritten) >= _WRITE_BYTES:
+            self.flush()
+        return self._file, start
+
+    def flush(self) -> None:
+        """Write all data to the file, so that others can read it there."""
+        if self._unwritten and self._file is not None:
+            self._file.write_at(self._written_bytes, bytes(self._unwritten))
+            self._written_bytes += len(self._unwritten)
+            self._unwritten.clear()
 
     def append(self, part: bytes) -> None:
         self._parts.append(part)
@@ -104,24 +139,33 @@ class BoundedContents:
     def finish(self) -> None:
         content = b"".join(self._parts)
         self._parts.clear()
-        if len(content) <= max(_SHORT_BYTES, self._left_bytes):
-            self._left_bytes -= len(content)
+        start = 0
+        size = len(content) + _OVERHEAD
+        if size <= self._left_bytes:
+            self._left_bytes -= size
             self._contents.append(content)
-            return
-        if self._file is None:
-            self._file = self._create()
-        self._file.write_at(self._size, content)
-        self._contents.append((self._size, len(content)))
-        self._size += len(content)
+        else:
+            self._contents.append(None)
+            _, start = self.put(content)
+        self._starts.append(start)
+        self._lengths.append(len(content))
 
     def get(self, number: int) -> bytes:
         found = self._contents[number]
-        if isinstance(found, bytes):
+        if found is not None:
             return found
         assert self._file is not None, "something is in it"
-        content = InFile(self._file.read_at(*found))
+        start, length = self._starts[number], self._lengths[number]
+        at = start - self._written_bytes
+        if at >= 0:
+            data = bytes(self._unwritten[at : at + length])
+        else:
+            data = self._file.read_at(start, length)
+        if len(data) <= _SHORT_BYTES:
+            return data
+        content = InFile(data)
         content.file = self._file
-        content.start = found[0]
+        content.start = start
         return content
 
 

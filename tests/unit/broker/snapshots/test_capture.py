@@ -345,7 +345,9 @@ class TestWatching:
 
     def test_what_has_waited_before_waits_again_beyond_all_limits(self) -> None:
         outbox = make_outbox(messages_max=2)
-        outbox.wait_again([Delivery(b"t", b"%d" % number, 1, b"", NEVER) for number in range(5)])
+        outbox.wait_again(
+            [Delivery(b"t", b"%d" % number, 1, b"", NEVER) for number in range(5)], []
+        )
         assert Receiver(outbox).payloads() == [b"0", b"1", b"2", b"3", b"4"]
 
     def test_a_message_that_was_received_stays_as_it_was_for_who_has_seen_it_wait(self) -> None:

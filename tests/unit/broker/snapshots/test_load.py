@@ -20,6 +20,7 @@ from siltstone.mqtt.properties import Properties
 from siltstone.snapshot.format.records import StoredFile
 from tests.support.broker_core import Wire
 from tests.support.memory_core import MemoryCore
+from tests.support.snapshots import in_memory
 
 KEPT: dict[str, Any] = {"session_expiry_interval": 100}
 
@@ -203,7 +204,9 @@ def test_a_session_that_comes_back_in_time_cancels_its_will() -> None:
 
 def test_records_of_a_store_are_refused() -> None:
     with pytest.raises(UsageError, match="with 'siltstone restore': record=StoredFile"):
-        SnapshotLoad(MemoryCore().broker).apply(StoredFile(path="data/x", size_bytes=0))
+        SnapshotLoad(MemoryCore().broker, in_memory()).apply(
+            StoredFile(path="data/x", size_bytes=0)
+        )
 
 
 def test_an_acknowledgement_ends_a_message_that_was_loaded() -> None:

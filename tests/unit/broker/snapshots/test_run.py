@@ -30,15 +30,25 @@ from siltstone.clock import ManualClock
 from siltstone.errors import ClosedError, CorruptionError, StorageFullError, UsageError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.mqtt.packets import Disconnect, Publish
+from siltstone.mqtt.packets import Connect, Disconnect, PubAck, Publish
+from siltstone.mqtt.properties import Properties
+from siltstone.session.sending.delivery import Delivery, Run
 from siltstone.snapshot.directory import Saved, list_snapshots, name_of
 from siltstone.snapshot.format.contents import BoundedContents
-from siltstone.snapshot.format.records import Record
+from siltstone.snapshot.format.records import Record, WaitingWill
 from siltstone.snapshot.loader import verify_snapshot
 from siltstone.store.directory import Store
 from siltstone.store.slab.settings import DatabaseSettings
+from tests.support.broker_core import Wire
 from tests.support.memory_core import MemoryCore
-from tests.support.snapshots import names_in, queued, retained, session
+from tests.support.snapshots import (
+    in_memory,
+    names_in,
+    queued,
+    retained,
+    session,
+    subscription,
+)
 
 DATA = PurePath("/data")
 DIRECTORY = DATA / "snapshots"
@@ -273,10 +283,6 @@ def test_what_a_broker_has_in_memory_is_captured_and_loaded() -> None:
     assert again.state() == core.state()
 
 
-def in_memory() -> BoundedContents:
-    return bounded_contents(MemoryFileSystem(), PurePath("/"), 1 << 30)
-
-
 def waiting_messages(count: int) -> list[Record]:
     """Return a session for which messages of 1,000 bytes wait, and one that is in flight."""
     sent = queued("a", b"sent" * 250)
@@ -287,7 +293,7 @@ def waiting_messages(count: int) -> list[Record]:
     ]
 
 
-@pytest.mark.parametrize(("memory_max", "spilled"), [(0, 50), (20_000, 31), (1 << 20, 0)])
+@pytest.mark.parametrize(("memory_max", "spilled"), [(0, 50), (20_000, 43), (1 << 20, 0)])
 def test_payloads_beyond_the_memory_wait_on_disk_and_come_back_whole(
     caplog: pytest.LogCaptureFixture, memory_max: int, spilled: int
 ) -> None:
@@ -314,7 +320,7 @@ def test_payloads_beyond_the_memory_wait_on_disk_and_come_back_whole(
     assert [name for name in names_in(fs, keeper.directory) if "payloads" in name] == []
 
 
-@pytest.mark.parametrize(("memory_max", "spilled"), [(0, 50), (20_000, 30), (1 << 20, 0)])
+@pytest.mark.parametrize(("memory_max", "spilled"), [(0, 50), (20_000, 37), (1 << 20, 0)])
 def test_retained_payloads_beyond_the_memory_stay_on_disk_and_are_sent_whole(
     caplog: pytest.LogCaptureFixture, memory_max: int, spilled: int
 ) -> None:
@@ -344,6 +350,90 @@ def test_retained_payloads_beyond_the_memory_stay_on_disk_and_are_sent_whole(
     load_state(again.broker, keeper, in_memory(), allow_empty=False)
     restored = {message.topic: message.payload for message in again.broker.retained.all()}
     assert restored == {each.topic: each.payload for each in kept}
+
+
+def reloaded(
+    records: list[Record], memory_max: int, caplog: pytest.LogCaptureFixture
+) -> MemoryCore:
+    """Return a core that has loaded a snapshot with so much memory, after another snapshot."""
+    fs, core = MemoryFileSystem(), MemoryCore()
+    fs.make_directory(DATA)
+    keeper = open_keeper(fs, core.clock, DATA, 2)
+    keeper.save(records, source=OF_BROKER)
+    for _ in range(2):
+        core = MemoryCore()
+        contents = bounded_contents(fs, keeper.directory, memory_max)
+        load_state(core.broker, keeper, contents, allow_empty=False)
+        with asyncio.Runner() as runner:
+            begun = begin_capture(core.broker, runner.get_loop())
+            keeper.save(begun.records, source=OF_BROKER)
+            begun.end()
+    [*_, told] = [each for each in caplog.records if each.message == "snapshot_payloads_on_disk"]
+    assert told.__dict__["facts"]["messages"] > 0
+    return core
+
+
+def come_back(core: MemoryCore, client_id: str) -> Wire:
+    wire = core.wire()
+    kept = Properties(session_expiry_interval=100)
+    wire.send(
+        Connect(version=wire.version, client_id=client_id, clean_start=False, properties=kept)
+    )
+    return wire
+
+
+def publishes(wire: Wire) -> list[Publish]:
+    return [packet for packet in wire.take() if isinstance(packet, Publish)]
+
+
+def test_small_messages_beyond_the_memory_wait_on_disk_and_leave_in_order(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    records: list[Record] = []
+    for name in ("c1", "c2"):
+        records += (session(name), subscription("a"))
+        records.extend(queued("a", b"%d" % n) for n in range(600))
+    core = reloaded(records, 100_000, caplog)
+    outbox = core.broker.registry.sessions["c2"].outbox
+    assert [type(part) for part in outbox.waiting_parts()] == [Delivery, Run, Run, Run]
+    assert outbox.queued == 600
+    core.connect("p").publish("a", "600", 1, 1)
+    for name in ("c1", "c2"):
+        wire = come_back(core, name)
+        payloads: list[bytes] = []
+        while sent := publishes(wire):
+            payloads.extend(each.payload for each in sent)
+            wire.send(*[PubAck(packet_id=each.packet_id) for each in sent])
+        assert payloads == [b"%d" % n for n in range(601)]
+
+
+def test_messages_in_flight_beyond_the_memory_are_sent_again_whole(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sent = [replace(queued("a", b"%04d" % n * 250), packet_id=n) for n in range(1, 11)]
+    core = reloaded([session("c"), *sent], 0, caplog)
+    outbox = core.broker.registry.sessions["c"].outbox
+    assert [each.payload for each in outbox.deliveries()] == [b""] * 10
+    again = publishes(come_back(core, "c"))
+    assert [(each.packet_id, each.payload, each.dup) for each in again] == [
+        (each.packet_id, each.payload, True) for each in sent
+    ]
+
+
+def test_wills_beyond_the_memory_are_published_whole(caplog: pytest.LogCaptureFixture) -> None:
+    payload = b"gone" * 250
+    due_us = ManualClock().now_us() + 20_000_000
+    will = WaitingWill(topic=b"w", payload=payload, flags=1, properties=b"", due_us=due_us)
+    # The session ends after its will.
+    core = reloaded(
+        [retained("r", b"x" * 1000), replace(session("c"), expiry_seconds=1 << 31), will], 0, caplog
+    )
+    watcher = core.connect("watcher")
+    watcher.subscribe("w")
+    core.advance(19)
+    assert publishes(watcher) == []
+    core.advance(2)
+    assert [each.payload for each in publishes(watcher)] == [payload]
 
 
 def test_where_there_is_not_enough_memory_a_sentence_says_so() -> None:

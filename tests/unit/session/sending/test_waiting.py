@@ -7,7 +7,7 @@ import pytest
 from siltstone.errors import CorruptionError
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.session.durable.progress import Progress
-from siltstone.session.sending.delivery import Budget, Delivery, Spilled
+from siltstone.session.sending.delivery import Budget, Delivery, Run, Spilled, encode_run
 from siltstone.session.sending.waiting import Unsaved, Waiting
 
 SIZE = Delivery(b"t", b"p", 1, b"", 0.0).size()
@@ -52,6 +52,92 @@ def test_payloads_on_disk_are_loaded_when_they_leave_and_counts_come_out_even() 
     assert waiting.pop().payload == b"first"
     assert [delivery.payload for delivery in waiting.take_others()] == [b"second"]
     assert budget.used == 0
+
+
+def run_of(*messages: Delivery) -> Run:
+    file = MemoryFileSystem().create(PurePath("/runs"))
+    data = encode_run(list(messages))
+    file.write(data)
+    return Run(Spilled(file, 0, len(data)), len(messages), sum(each.size() for each in messages))
+
+
+class TestMessagesOnDisk:
+    def test_they_leave_in_order_between_their_neighbours(self) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(messages=100, budget=budget)
+        waiting.add_row(one(b"0"))
+        waiting.add_run(run_of(one(b"1"), one(b"2", 2)))
+        waiting.add_run(run_of(one(b"3")))
+        waiting.add(one(b"4"))
+        waiting.add(one(b"5", 0))
+        waiting.add(one(b"6"))
+        assert (len(waiting), budget.used) == (7, 7 * SIZE)
+        found = [waiting.pop() for _ in range(7)]
+        assert [each.payload for each in found] == [b"%d" % n for n in range(7)]
+        assert [each.flags for each in found] == [1, 1, 2, 1, 1, 0, 1]
+        assert (len(waiting), budget.used) == (0, 0)
+
+    def test_all_are_listed_in_order_and_the_list_of_parts_reads_none(self) -> None:
+        waiting = queue(messages=100)
+        first, run, last = one(b"0"), run_of(one(b"1"), one(b"2")), one(b"3")
+        waiting.add_row(first)
+        waiting.add_run(run)
+        waiting.add(last)
+        assert waiting.parts() == [first, run, last]
+        assert payloads(waiting) == [b"0", b"1", b"2", b"3"]
+        assert waiting.parts() == waiting.messages()
+        waiting.remove({first, last})
+        assert (payloads(waiting), len(waiting)) == ([b"1", b"2"], 2)
+
+    def test_they_count_for_the_limits_and_the_oldest_make_room(self) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(messages=4, budget=budget, drop_old=True)
+        waiting.add_row(one(b"0"))
+        waiting.add_run(run_of(one(b"1"), one(b"2"), one(b"3")))
+        assert waiting.is_long()
+        assert waiting.add(one(b"4"))
+        assert waiting.add(one(b"5"))
+        assert (payloads(waiting), waiting.dropped) == ([b"2", b"3", b"4", b"5"], 2)
+        assert budget.used == 4 * SIZE
+
+    def test_all_are_forgotten(self) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(messages=100, budget=budget)
+        waiting.add_row(one())
+        waiting.add_run(run_of(one(), one()))
+        waiting.add(one())
+        waiting.clear()
+        assert (len(waiting), waiting.parts(), budget.used) == (0, [], 0)
+        waiting.add(one(b"new"))
+        assert payloads(waiting) == [b"new"]
+
+    def test_while_they_cannot_be_read_nothing_changes(self) -> None:
+        waiting = queue(messages=100)
+        waiting.add_row(one(b"0"))
+        file = MemoryFileSystem().create(PurePath("/runs"))
+        data = encode_run([one(b"1")])
+        waiting.add_run(Run(Spilled(file, 0, len(data)), 1, SIZE))
+        for _ in range(2):
+            with pytest.raises(CorruptionError, match="the file ends before the payload does"):
+                waiting.pop()
+        assert len(waiting) == 2
+        file.write(data)
+        assert [waiting.pop().payload for _ in range(2)] == [b"0", b"1"]
+
+    def test_everything_about_a_message_comes_back(self) -> None:
+        file = MemoryFileSystem().create(PurePath("/runs"))
+        file.write(b"xpayload")
+        plain = Delivery(b"t/1", b"p", 5, b"\x01\x01", 12.5)
+        spilled = Delivery(b"t/2", b"", 2, b"", 0.0)
+        spilled.spilled = Spilled(file, 1, 7)
+        data = encode_run([plain, spilled])
+        file.write(data)
+        found = Run(Spilled(file, 8, len(data)), 2, 0).read()
+        assert [
+            (each.topic, each.body(), each.flags, each.properties, each.expires_at)
+            for each in found
+        ] == [(b"t/1", b"p", 5, b"\x01\x01", 12.5), (b"t/2", b"payload", 2, b"", 0.0)]
+        assert found[1].size() == spilled.size()
 
 
 def test_a_message_whose_payload_cannot_be_read_waits_on() -> None:

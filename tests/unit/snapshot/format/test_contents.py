@@ -44,24 +44,58 @@ def test_no_contents_are_counted_and_gone() -> None:
     assert (contents.get(1), contents.size_bytes) == (b"", 3)
 
 
-def test_beyond_the_memory_contents_stay_in_a_file_and_short_ones_do_not() -> None:
-    fs = MemoryFileSystem()
-    made: list[PurePath] = []
+def bounded(memory_max: int) -> tuple[BoundedContents, list[File]]:
+    """Return contents, and the file that they create when they need it."""
+    made: list[File] = []
 
     def create() -> File:
-        made.append(PurePath("/spill"))
-        return fs.create(made[-1])
+        made.append(MemoryFileSystem().create(PurePath("/spill")))
+        return made[-1]
 
-    contents = BoundedContents(700, create)
-    for size in (500, 300, 256, 257, 1000):
+    return BoundedContents(memory_max, create), made
+
+
+def fill(contents: BoundedContents, sizes: list[int]) -> list[bytes]:
+    for size in sizes:
         contents.append(b"a")
         contents.append(b"b" * (size - 1))
         contents.finish()
+    return [b"", *(b"a" + b"b" * (size - 1) for size in sizes)]
+
+
+def test_beyond_the_memory_contents_are_in_a_file_and_long_ones_stay_there() -> None:
+    contents, made = bounded(700)
+    sizes = [500, 300, 256, 257, 70]
+    expected = fill(contents, sizes)
     found = [contents.get(number) for number in range(6)]
-    assert found == [b"", *(b"a" + b"b" * (size - 1) for size in (500, 300, 256, 257, 1000))]
+    assert found == expected
+    # 70 bytes had room again, and 256 are not worth a place.
     places = [each.start if isinstance(each, InFile) else None for each in found]
-    assert places == [None, None, 0, None, 300, 557]
-    assert (contents.size_bytes, made) == (1557, [PurePath("/spill")])
-    assert [each.file.read_at(each.start, 3) for each in found if isinstance(each, InFile)] == [
-        b"abb"
-    ] * 3
+    assert places == [None, None, 0, None, 556, None]
+    assert contents.size_bytes == 300 + 256 + 257
+    contents.flush()
+    assert made[0].read_at(0, 2_000) == b"".join(expected[2:5])
+    assert [contents.get(number) for number in range(6)] == expected
+
+
+def test_contents_are_found_before_and_after_they_are_written() -> None:
+    contents, made = bounded(0)
+    sizes = [700_000, 700_000, 300]
+    expected = fill(contents, sizes)
+    # The first two are on disk, and the last one is not.
+    assert made[0].size() == 1_400_000
+    assert [contents.get(number) for number in range(4)] == expected
+
+
+def test_loaded_state_shares_the_memory_and_the_file() -> None:
+    contents, made = bounded(1000)
+    assert contents.take(600)
+    expected = fill(contents, [350])
+    assert isinstance(contents.get(1), InFile)
+    assert contents.put(b"run") == (made[0], 350)
+    expected += fill(contents, [400])[1:]
+    assert [contents.get(number) for number in range(3)] == expected
+    assert contents.take(400)
+    assert not contents.take(1)
+    contents.flush()
+    assert made[0].read_at(350, 3) == b"run"
