@@ -109,6 +109,7 @@ class ClockWatch:
         self._broker = broker
         self._clock = clock
         self._noted_at = clock.monotonic()
+        self._noting = asyncio.Lock()
         self._returning: asyncio.Task[None] | None = None
         # Corrects sessions and groups whose times are in the future (`Control.come_back`). None
         # without durable sessions.
@@ -191,7 +192,9 @@ class ClockWatch:
     async def _note(self) -> None:
         self._noted_at = self._clock.monotonic()
         try:
-            await self._in_thread(self._store.note_time)
+            # A confirmation and the correction after it may both end here at the same time.
+            async with self._noting:
+                await self._in_thread(self._store.note_time)
         except SiltstoneError as exc:
             log(_LOG, logging.WARNING, "clock_save_failed", error=str(exc))
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from siltstone.broker.control.clock_watch import (
 from siltstone.broker.control.socket import Control, ControlOperations
 from siltstone.clock import GuardedClock, ManualClock, Sighting
 from siltstone.errors import ClosedError
+from siltstone.manage.verb import Nothing
 from siltstone.store.directory import Store
 from siltstone.store.log.read.pieces import Row
 from tests.support.builders import NAME
@@ -189,6 +192,29 @@ def test_a_store_that_is_being_closed_leaves_the_alarm_as_it_is(
     seen = watched.core.store.last_seen()
     assert seen is not None
     assert seen.time_us == watched.core.guarded.now_us()
+
+
+def test_the_clock_is_saved_by_one_at_a_time(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A save waits here until another one is here too, which must not come.
+    both = Barrier(2)
+    ended: list[bool] = []
+
+    def note_time(_: Store) -> None:
+        with suppress(BrokenBarrierError):
+            both.wait(0.05)
+            ended.append(False)
+        ended.append(True)
+
+    monkeypatch.setattr(Store, "note_time", note_time)
+
+    async def run() -> None:
+        confirm = watched.watch.deeds["clock-confirm"]
+        await asyncio.gather(confirm(Nothing()), confirm(Nothing()))
+
+    asyncio.run(run())
+    assert ended == [True, True]
 
 
 def test_a_broker_that_believes_its_clock_has_nothing_to_confirm() -> None:
