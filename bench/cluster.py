@@ -116,7 +116,7 @@ def serve(options: Mapping[str, Any]) -> None:
     with open_store(options["data"], clock=clock, cluster=site) as store:
         if site is not None:
             site.start()
-            site.serve(store.ensure)
+            site.serve(store.ensure, store.keyvalue)
         obey(store, site)
     if site is not None:
         site.stop()

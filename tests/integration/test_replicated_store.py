@@ -82,6 +82,10 @@ class Three:
 
     def lead(self, name: str) -> None:
         log = self.sites[name].attached["m", 0]
+        # A claim that knows an older term only is ignored.
+        until(
+            lambda: log.view.progress.sequence == len(self.logs.messages["m", 0]), f"{name} reads"
+        )
         log.claim()
         until(lambda: log.view.leads, f"{name} leads")
 

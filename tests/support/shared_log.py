@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import PurePath
 from threading import RLock
+from typing import Any
 
 from siltstone.clock import Clock, SystemClock
 from siltstone.errors import OutcomeUnknownError, SiltstoneError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.store.directory import Store
-from siltstone.store.shard.replicated.calls import decode_call, encode_answer
+from siltstone.store.kv.api import EngineOpener
+from siltstone.store.kv.rocks import RocksEngine
 from siltstone.store.shard.replicated.copying import (
     CopyFile,
     Offer,
@@ -23,13 +25,12 @@ from siltstone.store.shard.replicated.copying import (
     read_part,
 )
 from siltstone.store.shard.replicated.log import ReplicatedLog
-from siltstone.store.shard.replicated.port import Founding
+from siltstone.store.shard.replicated.port import Founding, S
 from siltstone.store.slab.manifest import Manifest
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.replication.codec import encode
 from siltstone.store.writer.replication.follower import Bounds, Status
 from siltstone.store.writer.replication.messages import Genesis, Identity
-from siltstone.store.writer.ticket import Ticket
 
 NONCE = b"n" * 16
 Key = tuple[str, int]
@@ -43,7 +44,7 @@ class SharedLogs:
         self.messages: dict[Key, list[bytes]] = {}
         # The messages before it are trimmed.
         self.first = 1
-        self.founded: dict[str, Founding] = {}
+        self.founded: dict[str, Any] = {}
         self.sites: dict[str, MemorySite] = {}
         self.epoch = 1
 
@@ -83,22 +84,36 @@ class MemorySite:
         with logs.lock:
             logs.sites[name] = self
 
-    def open(self, fs: FileSystem, clock: Clock | None = None) -> Store:
-        return Store(PurePath("/store"), fs=fs, clock=clock or SystemClock(), cluster=self)
+    def open(
+        self,
+        fs: FileSystem,
+        clock: Clock | None = None,
+        open_engine: EngineOpener = RocksEngine,
+    ) -> Store:
+        return Store(
+            PurePath("/store"),
+            fs=fs,
+            clock=clock or SystemClock(),
+            cluster=self,
+            open_engine=open_engine,
+        )
 
-    def found(self, database: str, settings: DatabaseSettings) -> Founding:
+    def found(self, database: str, settings: S) -> Founding[S]:
         with self.logs.lock:
-            known = self.logs.founded
+            known: dict[str, Any] = self.logs.founded
             if database not in known:
                 salt = secrets.randbits(63)
                 known[database] = Founding(salt=salt, created_us=1_000_000, settings=settings)
-            return known[database]
+            founding: Founding[S] = known[database]
+            return founding
 
     @property
     def epoch(self) -> int:
         return self.logs.epoch
 
-    def found_from_files(self, database: str, founding: Founding) -> tuple[bytes, ...]:
+    def found_from_files(
+        self, database: str, founding: Founding[DatabaseSettings]
+    ) -> tuple[bytes, ...]:
         with self.logs.lock:
             logs = self.logs
             known = logs.founded.setdefault(database, founding)
@@ -187,13 +202,7 @@ class MemorySite:
         if other is None or self.is_cut:
             then(None)
             return
-        decoded = decode_call(call)
-        ticket = Ticket(decoded.row_count, 1)
-        try:
-            other.accept(decoded, ticket)
-        except SiltstoneError as exc:
-            ticket.resolve(exc, None)
-        ticket.on_done(lambda done: then(None if self.loses_answers else _answer(done)))
+        other.take_call(call, lambda answer: then(None if self.loses_answers else answer))
 
     def crash(self) -> None:
         """Read and publish nothing more, as a process that was killed."""
@@ -221,8 +230,3 @@ class _Files:
             self._site.copies -= 1
             length = min(8192, file.end - at)
             yield read_part(self._log.fs, self._log.place, file.path, at, length)
-
-
-def _answer(ticket: Ticket) -> bytes | None:
-    outcome = ticket.error or ticket.outcome
-    return None if outcome is None else encode_answer(outcome)

@@ -117,13 +117,17 @@ class Sites:
 
     def wait_for_leader(self, *names: str) -> str:
         """Wait until sites agree on a leader among them; return it."""
+        return self.wait_for_leader_of("messages/0", *names)
+
+    def wait_for_leader_of(self, shard: str, *names: str) -> str:
+        """Wait until sites agree on a leader of a shard among them; return it."""
         found: list[str] = []
 
         def agree() -> bool:
-            found[:] = {self.leader(name) for name in names}
+            found[:] = {self.leader(name, shard) for name in names}
             return len(found) == 1 and found[0] in names
 
-        until(agree, f"a leader of {names}")
+        until(agree, f"a leader of {shard} among {names}")
         return found[0]
 
     def publish(self, name: str, client: str, payloads: list[bytes]) -> None:

@@ -5,6 +5,7 @@
     db.<database>   how a replicated database was created: salt, time, settings, and a nonce for the
                     log of each shard; `state` is founding until all streams exist, then ready.
                     While it has `by`, only that site has the rows, and no other one opens it
+    kv.<database>   the same for a key-value database
     site.<site>     the role of a site, and its zone
 
 Streams are created only while a database is being founded. A stream that is missing later is lost,
@@ -33,9 +34,15 @@ from nats.js.kv import KeyValue
 from siltstone.clock import Clock
 from siltstone.cluster.shared_log import Connection, ask, found_stream, trim_genesis
 from siltstone.errors import RetryError, SiltstoneError, UsageError
-from siltstone.store.shard.replicated.port import Founding
+from siltstone.store.shard.replicated.port import (
+    KEYVALUE_PREFIX,
+    Founding,
+    cluster_name,
+    identity_of_map,
+)
 from siltstone.store.slab.manifest import Manifest
 from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.store.writer.replication.messages import DIGEST_BYTES, Identity
 from siltstone.store.writer.replication.sites.membership import Placement
 from siltstone.store.writer.replication.sites.planning import Site, SiteRole
@@ -44,6 +51,8 @@ BUCKET: Final = "siltstone"
 _HISTORY: Final = 1
 # Before the servers have found each other, nothing answers: then it is better to ask again soon.
 _SECONDS: Final = 2.0
+AnySettings = DatabaseSettings | KeyValueSettings
+AnyFounding = Founding[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +60,7 @@ class Registered:
     """A replicated database, as the registry has it."""
 
     name: str
-    founding: Founding
+    founding: AnyFounding
     nonces: tuple[bytes, ...]
     is_ready: bool
     revision: int
@@ -60,11 +69,11 @@ class Registered:
     @property
     def identity(self) -> bytes:
         """The identity of the database."""
+        founding = self.founding
+        if isinstance(founding.settings, KeyValueSettings):
+            return identity_of_map(self.name, founding)
         manifest = Manifest(
-            database=self.name,
-            salt=self.founding.salt,
-            settings=self.founding.settings,
-            slabs=(),
+            database=self.name, salt=founding.salt, settings=founding.settings, slabs=()
         )
         return bytes.fromhex(manifest.identity.text)
 
@@ -85,12 +94,14 @@ class Registered:
     def decode(cls, name: str, data: bytes, revision: int) -> Registered:
         """Return the database that an entry describes."""
         values: dict[str, Any] = json.loads(data)
+        is_map = name.startswith(KEYVALUE_PREFIX)
+        kind = KeyValueSettings if is_map else DatabaseSettings
         return cls(
             name=name,
             founding=Founding(
                 salt=values["salt"],
                 created_us=values["created_us"],
-                settings=DatabaseSettings.from_json(values["settings"]),
+                settings=kind.from_json(values["settings"]),
             ),
             nonces=tuple(bytes.fromhex(nonce) for nonce in values["nonces"]),
             is_ready=values["state"] == "ready",
@@ -144,7 +155,8 @@ class Registry:
 
     async def databases(self) -> list[str]:
         """Return the names of all databases. Raises: NatsError, ApiError."""
-        return await self._names("db")
+        maps = await self._names("kv")
+        return await self._names("db") + [cluster_name(name) for name in maps]
 
     async def _names(self, kind: str) -> list[str]:
         """Return the names of all entries of a kind.
@@ -161,14 +173,14 @@ class Registry:
     async def database(self, name: str) -> Registered | None:
         """Return a database; None if there is none of this name. Raises: NatsError."""
         try:
-            entry = await self.bucket.get(f"db.{name}")
+            entry = await self.bucket.get(_entry_of(name))
         except KeyNotFoundError:
             return None
         assert entry.value is not None
         assert entry.revision is not None
         return Registered.decode(name, entry.value, entry.revision)
 
-    async def found(self, name: str, settings: DatabaseSettings) -> Registered:
+    async def found(self, name: str, settings: AnySettings) -> Registered:
         """Create a database, or finish what another site began; return it when it is ready.
 
         Raises: NatsError, ApiError.
@@ -187,7 +199,7 @@ class Registry:
                 revision=0,
             )
             try:
-                await self.bucket.create(f"db.{name}", mine.encode(is_ready=False))
+                await self.bucket.create(_entry_of(name), mine.encode(is_ready=False))
             except KeyWrongLastSequenceError:
                 # Another site was first.
                 await asyncio.sleep(0)
@@ -200,7 +212,9 @@ class Registry:
             await self.finish(known)
         return known
 
-    async def found_from_files(self, name: str, founding: Founding, site: str) -> Registered:
+    async def found_from_files(
+        self, name: str, founding: Founding[DatabaseSettings], site: str
+    ) -> Registered:
         """Create the logs of a database whose rows only this site has; `finish` makes it ready.
 
         Raises: NatsError, ApiError; UsageError if there is another database of this name.
@@ -217,7 +231,7 @@ class Registry:
         )
         # It may be there already, from a start that was interrupted.
         with suppress(KeyWrongLastSequenceError):
-            await self.bucket.create(f"db.{name}", mine.encode(is_ready=False))
+            await self.bucket.create(_entry_of(name), mine.encode(is_ready=False))
         known = await self.database(name)
         if known is None or known.by != site or known.identity != mine.identity:
             raise UsageError(
@@ -234,7 +248,7 @@ class Registry:
         # If another site was faster, it has done the same.
         with suppress(KeyWrongLastSequenceError):
             await self.bucket.update(
-                f"db.{known.name}", known.encode(is_ready=True), known.revision
+                _entry_of(known.name), known.encode(is_ready=True), known.revision
             )
 
     async def placement(self, key: str) -> tuple[Placement | None, int]:
@@ -314,6 +328,13 @@ class Registry:
             (Identity(database=known.identity, shard=shard, epoch=self._epoch), nonce)
             for shard, nonce in enumerate(known.nonces)
         ]
+
+
+def _entry_of(name: str) -> str:
+    """Return the key of a database. A site of an earlier version does not read those of maps."""
+    if name.startswith(KEYVALUE_PREFIX):
+        return f"kv.{name.removeprefix(KEYVALUE_PREFIX)}"
+    return f"db.{name}"
 
 
 def encode_placement(placement: Placement) -> bytes:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from threading import Event, Thread
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -30,7 +30,7 @@ from siltstone.cluster.certificates import SiteCertificates
 from siltstone.cluster.copying import answer_request
 from siltstone.cluster.epochs import enter_epoch
 from siltstone.cluster.nats_process import PAYLOAD_MAX, SPACE_BYTES, USER, NatsProcess
-from siltstone.cluster.registry import Registered, Registry, patiently
+from siltstone.cluster.registry import AnySettings, Registered, Registry, patiently
 from siltstone.cluster.settings import ClusterSettings
 from siltstone.cluster.shared_log import ApiError, Connection, LogTail, stream_of
 from siltstone.cluster.sites.alarms import alarms_of, is_ready
@@ -54,17 +54,16 @@ from siltstone.errors import OutcomeUnknownError, RetryError, SiltstoneError, Us
 from siltstone.fs.api import FileSystem
 from siltstone.guard import contain
 from siltstone.logs import log
-from siltstone.store.shard.replicated.calls import decode_call, encode_answer
 from siltstone.store.shard.replicated.log import ReplicatedLog
-from siltstone.store.shard.replicated.port import Founding
+from siltstone.store.shard.replicated.port import KEYVALUE_PREFIX, Founding, S
 from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.store.writer.replication.codec import VERSION
 from siltstone.store.writer.replication.follower import Progress, Status
 from siltstone.store.writer.replication.health import ClaimTimer, all_can_read
 from siltstone.store.writer.replication.sites.alarms import AlarmKind, AlarmWatch
 from siltstone.store.writer.replication.sites.membership import Placement
 from siltstone.store.writer.replication.sites.planning import SiteRole
-from siltstone.store.writer.ticket import Ticket
 
 _LOG: Final = logging.getLogger("siltstone.cluster")
 _BEAT_SECONDS: Final = 0.25
@@ -103,6 +102,7 @@ def _now_us() -> int:
 
 # Opens a database, or creates it with these settings.
 OpenDatabase = Callable[[str, DatabaseSettings], object]
+OpenMap = Callable[[str, KeyValueSettings], object]
 
 
 class ClusterSite:
@@ -143,6 +143,7 @@ class ClusterSite:
         self._unsafe = ""
         self._reconnected = asyncio.Event()
         self._open_database: OpenDatabase | None = None
+        self._open_map: OpenMap | None = None
         self._opened: set[str] = set()
         # The databases whose logs begin with the rows of this site, if they are not there yet.
         self._founding: tuple[str, ...] = ()
@@ -164,12 +165,14 @@ class ClusterSite:
         if self._failure is not None:
             raise self._failure
 
-    def serve(self, open_database: OpenDatabase, founding: Iterable[str] = ()) -> None:
-        """Open every replicated database of the cluster from now on with this function, and those
+    def serve(
+        self, open_database: OpenDatabase, open_map: OpenMap, founding: Iterable[str] = ()
+    ) -> None:
+        """Open every replicated database of the cluster from now on with these functions, and those
         whose logs begin with the rows of this site.
         """
         self._founding = tuple(founding)
-        self._open_database = open_database
+        self._open_database, self._open_map = open_database, open_map
 
     def stop(self) -> None:
         """End everything that `start` began, after the store was closed."""
@@ -180,17 +183,19 @@ class ClusterSite:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
-    def found(self, database: str, settings: DatabaseSettings) -> Founding:
+    def found(self, database: str, settings: S) -> Founding[S]:
         """Create a replicated database, or learn how another site did; wait for a majority."""
         known: Registered = self._call(self._found(database, settings))
-        return known.founding
+        return cast("Founding[S]", known.founding)
 
     @property
     def epoch(self) -> int:
         """How often the logs have begun."""
         return self._settings.epoch
 
-    def found_from_files(self, database: str, founding: Founding) -> tuple[bytes, ...]:
+    def found_from_files(
+        self, database: str, founding: Founding[DatabaseSettings]
+    ) -> tuple[bytes, ...]:
         """Create the logs of a database that only this site has; wait for a majority."""
         known = self._call(self._found_from_files(database, founding))
         if isinstance(known, UsageError):
@@ -396,7 +401,7 @@ class ClusterSite:
                 error=self._problem,
             )
 
-    async def _found(self, database: str, settings: DatabaseSettings) -> Registered:
+    async def _found(self, database: str, settings: AnySettings) -> Registered:
         await self._ready.wait()
         assert self._registry is not None
         await self._listen()
@@ -411,14 +416,16 @@ class ClusterSite:
         await asyncio.sleep(self._connected_at + _LISTEN_SECONDS - self._loop.time())
 
     async def _found_once(
-        self, registry: Registry, database: str, settings: DatabaseSettings
+        self, registry: Registry, database: str, settings: AnySettings
     ) -> Registered:
         for name, peer in self._peers.items():
             if database in peer.founding and await registry.database(database) is None:
                 raise RetryError(f"site {name} begins the logs of {database}: wait until it has")
         return await registry.found(database, settings)
 
-    async def _found_from_files(self, database: str, founding: Founding) -> Registered | UsageError:
+    async def _found_from_files(
+        self, database: str, founding: Founding[DatabaseSettings]
+    ) -> Registered | UsageError:
         await self._ready.wait()
         registry = self._registry
         assert registry is not None
@@ -499,19 +506,10 @@ class ClusterSite:
         shard = self._shards.get(key.decode())
         if shard is None or not message.reply:
             return
-        try:
-            call = decode_call(data)
-            ticket = Ticket(call.row_count, 1)
-            shard.log.accept(call, ticket)
-        except SiltstoneError as exc:
-            await self._client.publish(message.reply, encode_answer(exc))
-            return
-        ticket.on_done(partial(self._soon, self._answer, message.reply))
+        shard.log.take_call(data, partial(self._soon, self._answer, message.reply))
 
-    def _answer(self, reply: str, ticket: Ticket) -> None:
-        outcome = ticket.error or ticket.outcome
-        if outcome is not None:
-            self._spawn(self._reply(reply, encode_answer(outcome)))
+    def _answer(self, reply: str, data: bytes) -> None:
+        self._spawn(self._reply(reply, data))
 
     async def _reply(self, reply: str, data: bytes) -> None:
         with suppress(NatsError, OSError):
@@ -782,7 +780,7 @@ class ClusterSite:
 
     async def _open_databases(self) -> None:
         """Open the replicated databases of the cluster, so that this site has their rows too."""
-        if self._open_database is None or self._registry is None:
+        if self._open_database is None or self._open_map is None or self._registry is None:
             return
         for name in self._founding:
             if name not in self._opened:
@@ -796,7 +794,12 @@ class ClusterSite:
                 if known is not None and known.is_ready:
                     self._opened.add(name)
                     settings = known.founding.settings
-                    await asyncio.to_thread(contain, partial(self._open_database, name, settings))
+                    if isinstance(settings, KeyValueSettings):
+                        local = name.removeprefix(KEYVALUE_PREFIX)
+                        act = partial(self._open_map, local, settings)
+                    else:
+                        act = partial(self._open_database, name, settings)
+                    await asyncio.to_thread(contain, act)
 
     async def _watch(self) -> None:
         """Start NATS again if it has ended, or keeps no logs any more, and connect to it."""

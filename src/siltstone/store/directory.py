@@ -45,7 +45,7 @@ from siltstone.fs.process import boot_id
 from siltstone.fs.publish import create_directories, remove_tree, replace_file
 from siltstone.store.database import Database
 from siltstone.store.keyvalue import KeyValueDatabase
-from siltstone.store.kv.api import EngineOpener
+from siltstone.store.kv.api import Engine, EngineOpener
 from siltstone.store.kv.rocks import RocksEngine
 from siltstone.store.kv.room import DiskRoom
 from siltstone.store.kv.wal import check_begin, check_logs, has_begun, set_odd_aside
@@ -61,13 +61,20 @@ from siltstone.store.shard.replicated.founding import (
     is_founding,
     make_replicated,
 )
+from siltstone.store.shard.replicated.kv.replica import Place
 from siltstone.store.shard.replicated.mark_file import Marked, read_mark
-from siltstone.store.shard.replicated.port import Founding, Replication
+from siltstone.store.shard.replicated.port import (
+    Founding,
+    Replication,
+    cluster_name,
+    identity_of_map,
+)
 from siltstone.store.shard.shard import LEADING, READING, Role, Roles
 from siltstone.store.shard.shards import Shards
 from siltstone.store.slab.manifest import MANIFEST, Manifest, read_manifest
 from siltstone.store.slab.retention import require_retention
 from siltstone.store.slab.settings import DatabaseSettings, require_local
+from siltstone.store.tx import catalog
 from siltstone.store.tx.owned_map import OWNED_MAP_SETTINGS
 from siltstone.store.tx.settings import KeyValueSettings
 
@@ -245,7 +252,7 @@ class Store:
             replace_file(self._fs, directory / MANIFEST, manifest.encode())
             return self._open(name)
 
-    def _founding(self, name: str, settings: DatabaseSettings) -> Founding:
+    def _founding(self, name: str, settings: DatabaseSettings) -> Founding[DatabaseSettings]:
         """Return what is decided once for a new database, by all sites if it is replicated."""
         if settings.backend == "local":
             return Founding(
@@ -376,12 +383,14 @@ class Store:
         Raises: NotFoundError if it does not exist and `create` is off; UsageError, also if the
         store is read-only; CorruptionError.
         """
+        require_kind("name", name, str, "text")
+        founding = None
+        if settings is not None:
+            require_kind("settings", settings, KeyValueSettings, "a KeyValueSettings")
+            # Not while the mutex is held: the other sites may be away.
+            founding = self._map_founding(name, settings)
         with self._mutex:
             self._check_writable()
-            require_kind("name", name, str, "text")
-            if settings is not None:
-                require_kind("settings", settings, KeyValueSettings, "a KeyValueSettings")
-                require_local(settings.backend)
             known = self._keyvalues.get(name)
             if known is None or known.closed:
                 _check_name(name)
@@ -399,12 +408,31 @@ class Store:
                 check_begin(self._fs, directory)
                 set_odd_aside(self._fs, directory)
                 check_logs(self._fs, directory)
-                known = self._open_keyvalue(name, directory, settings)
+                known = self._open_keyvalue(name, directory, settings, founding)
                 self._keyvalues = {**self._keyvalues, name: known}
             return known
 
+    def _map_founding(
+        self, name: str, settings: KeyValueSettings
+    ) -> Founding[KeyValueSettings] | None:
+        """Return what the sites agree on if a new key-value database is replicated, else None.
+
+        Raises: UsageError, OutcomeUnknownError.
+        """
+        if settings.backend == "local" or name == COMMITS:
+            return None
+        if self._cluster is None:
+            require_local(settings.backend)
+        assert self._cluster is not None
+        _check_name(name)
+        return self._cluster.found(cluster_name(name), settings)
+
     def _open_keyvalue(
-        self, name: str, directory: PurePath, settings: KeyValueSettings | None
+        self,
+        name: str,
+        directory: PurePath,
+        settings: KeyValueSettings | None,
+        founding: Founding[KeyValueSettings] | None,
     ) -> KeyValueDatabase:
         """Open a key-value database; on a full disk, release its reserve first."""
         room = (
@@ -418,18 +446,60 @@ class Store:
             else DiskRoom(self._fs, directory, floor_bytes=KEYVALUE_FLOOR_BYTES)
         )
         try:
-            return self._with_engine(name, directory, settings, room)
+            return self._with_engine(name, directory, settings, room, founding)
         except StorageFullError:
             if not room.give_up_reserve():
                 raise
-        return self._with_engine(name, directory, settings, room)
+        return self._with_engine(name, directory, settings, room, founding)
 
     def _with_engine(
-        self, name: str, directory: PurePath, settings: KeyValueSettings | None, room: DiskRoom
+        self,
+        name: str,
+        directory: PurePath,
+        settings: KeyValueSettings | None,
+        room: DiskRoom,
+        founding: Founding[KeyValueSettings] | None,
     ) -> KeyValueDatabase:
         engine = self._open_engine(directory)
         room.write_back = engine.write_back
-        return KeyValueDatabase(engine, self._clock, name, settings, room=room.lacks)
+        if founding is not None:
+            settings = founding.settings
+        return KeyValueDatabase(
+            engine,
+            self._clock,
+            name,
+            settings,
+            room=room.lacks,
+            place=self._map_place(name, directory, engine, founding),
+            founding=founding,
+        )
+
+    def _map_place(
+        self,
+        name: str,
+        directory: PurePath,
+        engine: Engine,
+        founding: Founding[KeyValueSettings] | None,
+    ) -> Place | None:
+        """Return the place of a key-value database in the cluster; None if it is not replicated."""
+        if self._cluster is None:
+            return None
+        if catalog.is_created(engine):
+            if catalog.read_settings(engine).backend == "local":
+                return None
+            identity = bytes.fromhex(catalog.read_identity(engine).text)
+        elif founding is None:
+            return None
+        else:
+            identity = identity_of_map(cluster_name(name), founding)
+        return Place(
+            fs=self._fs,
+            clock=self._clock,
+            directory=directory,
+            name=cluster_name(name),
+            identity=identity,
+            cluster=self._cluster,
+        )
 
     def keyvalue_names(self) -> list[str]:
         """Return the names of the key-value databases, without `commits`, which always exists."""

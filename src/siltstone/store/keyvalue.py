@@ -7,7 +7,7 @@ shard of a row: rows that are read or changed together get one key, and so one s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from random import random
@@ -36,22 +36,37 @@ from siltstone.store.log.arguments import require_durability, require_kind
 from siltstone.store.log.iterator import Read, StreamIterator, StreamRef
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.log.write.partition import Columns, batch_of, shard_of
+from siltstone.store.shard.replicated.copying import copied_shards
+from siltstone.store.shard.replicated.kv.copying import load
+from siltstone.store.shard.replicated.kv.replica import Callbacks, KeyValueReplica, Place
+from siltstone.store.shard.replicated.port import Founding
 from siltstone.store.slab.drops import DropLog, Dropped, Why
 from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
 from siltstone.store.slab.retention import due_for_drop, due_for_turn
+from siltstone.store.slab.settings import require_local
 from siltstone.store.tx import catalog
 from siltstone.store.tx.arguments import key_of, text_of, timeout_of, whole_number
 from siltstone.store.tx.catalog import family_of
-from siltstone.store.tx.commit.committer import Committer, Room
+from siltstone.store.tx.commit.committer import Committer, KeyValueRecord, Room
 from siltstone.store.tx.commit.shard import KeyValueShard
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.iterator import read_on, require_key_place
-from siltstone.store.tx.operations import LATEST, NO_ID, digest_of, end_of, start_of
+from siltstone.store.tx.operations import (
+    ANY_GENERATION,
+    ANY_TERM,
+    LATEST,
+    NO_ID,
+    Operations,
+    digest_of,
+    end_of,
+    start_of,
+)
 from siltstone.store.tx.owned_map import OwnedMaps, take
 from siltstone.store.tx.reading import ReadableSlab, rows_of
 from siltstone.store.tx.retry import Committed, Retry, transact
 from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.store.tx.transaction import Context, Transaction
+from siltstone.store.writer.commit_log import RecordKind
 from siltstone.store.writer.producers import producer_of
 from siltstone.topic.grammar import TopicFilter
 
@@ -85,11 +100,14 @@ class KeyValueDatabase:
         *,
         retry: Retry | None = None,
         room: Room | None = None,
+        place: Place | None = None,
+        founding: Founding[KeyValueSettings] | None = None,
     ) -> None:
         """Open the database of an engine, which it owns from now on; an empty one gets these
         settings.
 
-        `room` is called before anything is written.
+        `room` is called before anything is written. A replicated database has a place in a cluster,
+        and if it is empty, its founding.
         """
         self.name = name
         self._room = room
@@ -103,12 +121,17 @@ class KeyValueDatabase:
         self._ready = False
         self._slabs: dict[SlabId, OpenSlab] = {}
         self._queues: list[KeyValueShard] = []
+        self._place = place
+        # Of a replicated database, by shard.
+        self._replicas: list[KeyValueReplica] = []
         self._feeds: Feeds | None = None
         self._drops = DropLog(name)
         self._current: list[Context] = []
         try:
-            self._settings = self._open(settings)
+            self._settings = self._open(settings, founding)
             self._ready = True
+            for replica in self._replicas:
+                replica.begin()
         finally:
             if not self._ready:
                 self.close()
@@ -190,8 +213,14 @@ class KeyValueDatabase:
 
         Raises: PoisonedError, ClosedError.
         """
-        queue = self._queues[self._number(shard, key)]
+        number = self._number(shard, key)
+        queue = self._queues[number]
         digest = digest_of(id)
+        if queue.is_shared:
+            # A transaction that changes nothing finds the id where the shard is led.
+            asked = Operations(ANY_TERM, ANY_GENERATION, True, digest)  # noqa: FBT003 - compiled
+            queue.submit(asked, TIMEOUT).wait(TIMEOUT)
+            return asked.serial if asked.duplicate else None
         found: list[int | None] = []
         queue.order(lambda: found.append(queue.committer.find_id(digest)))
         return found[0]
@@ -214,6 +243,11 @@ class KeyValueDatabase:
         key: str | None = None,
     ) -> bytes | None:
         """Return a value of the current generation, as `Transaction.get` does."""
+        if self._place is not None:
+            # The shard may get a new leader at this moment.
+            return self.transact(
+                lambda begun: begun.get(topic, time_us), shard=shard, key=key
+            ).value
         with self.transaction(shard=shard, key=key) as transaction:
             return transaction.get(topic, time_us)
 
@@ -393,8 +427,11 @@ class KeyValueDatabase:
             raise UsageError(
                 f"database {self.name!r} is a plain map with one generation, which cannot be sealed"
             )
-        for number, queue in enumerate(self._queues):
-            queue.order(partial(self._turn_over, number))
+        for replica in self._replicas:
+            replica.manage({"do": "seal"}, TIMEOUT)
+        if self._place is None:
+            for number, queue in enumerate(self._queues):
+                queue.order(partial(self._turn_over, number))
 
     def drop_slab(self, slab: SlabId) -> None:
         """Delete a sealed slab with all its rows.
@@ -403,6 +440,10 @@ class KeyValueDatabase:
         """
         require_kind("slab", slab, SlabId, "a SlabId")
         self._find(slab)
+        if self._place is not None:
+            act = {"do": "drop", "generation": slab.generation}
+            self._replicas[slab.shard].manage(act, TIMEOUT)
+            return
         self._queues[slab.shard].order(partial(self._drop, slab, "command"))
 
     def enforce_retention(self) -> list[SlabId]:
@@ -411,6 +452,9 @@ class KeyValueDatabase:
         The shards do this automatically from time to time.
         """
         due = self._due_for_drop()
+        if self._place is not None:
+            # The leaders of the other shards do the same.
+            due = {slab: why for slab, why in due.items() if self._replicas[slab.shard].log.leads}
         for slab, why in due.items():
             self._find(slab)
             self._queues[slab.shard].order(partial(self._drop, slab, why))
@@ -424,13 +468,12 @@ class KeyValueDatabase:
         Raises: UsageError, also for the thresholds of a plain map, which has one generation.
         """
         self._check_open()
+        if self._place is not None:
+            self._changed(changes)
+            self._replicas[0].manage({"do": "configure", "changes": changes}, TIMEOUT)
+            return self._changed(changes)
         with self._configuring:
-            settings = self._settings.changed(changes)
-            if not settings.timed and encoding_of(settings) != encoding_of(self._settings):
-                raise UsageError(
-                    "a plain map has one generation, so its thresholds cannot change: create "
-                    "another database"
-                )
+            settings = self._changed(changes)
             catalog.ensure_changes(self._engine, settings)
             for queue in self._queues:
                 queue.order(queue.committer.keep_encoding)
@@ -439,9 +482,23 @@ class KeyValueDatabase:
             self._settings = settings
             for queue in self._queues:
                 queue.order(partial(queue.committer.configure, settings))
+        self._end_feeds(settings)
+        return settings
+
+    def _changed(self, changes: Mapping[str, Any]) -> KeyValueSettings:
+        """Return the settings with changes. Raises: UsageError."""
+        settings = self._settings.changed(changes)
+        if not settings.timed and encoding_of(settings) != encoding_of(self._settings):
+            raise UsageError(
+                "a plain map has one generation, so its thresholds cannot change: create "
+                "another database"
+            )
+        return settings
+
+    def _end_feeds(self, settings: KeyValueSettings) -> None:
+        """End the feeds if changes are not kept any more."""
         if not settings.feed_bytes and self._feeds is not None:
             self._feeds.end(_without_changes(self.name))
-        return settings
 
     def pending_settings(self) -> dict[str, list[Any]]:
         """Return the settings that the next generation will have, with the values until then."""
@@ -465,6 +522,8 @@ class KeyValueDatabase:
                 return
             self._closed = True
         try:
+            for replica in self._replicas:
+                replica.close()
             for queue in self._queues:
                 queue.close()
         finally:
@@ -472,15 +531,32 @@ class KeyValueDatabase:
                 self._feeds.close()
             self._engine.close()
 
-    def _open(self, wanted: KeyValueSettings | None) -> KeyValueSettings:
+    def _open(
+        self, wanted: KeyValueSettings | None, founding: Founding[KeyValueSettings] | None
+    ) -> KeyValueSettings:
         """Create the database if it is new; begin a term of every shard and start its thread."""
-        engine = self._engine
+        engine, place = self._engine, self._place
         if not catalog.is_created(engine):
-            catalog.create(engine, self._clock, wanted or KeyValueSettings())
+            catalog.create(
+                engine,
+                self._clock,
+                wanted or KeyValueSettings(),
+                identity=b"" if place is None else place.identity,
+                created_us=0 if founding is None else founding.created_us,
+            )
         settings = catalog.read_settings(engine)
+        if place is None:
+            require_local(settings.backend)
+        if place is not None:
+            for number in copied_shards(place.fs, place.directory):
+                load(place.fs, place.directory, engine, number)
         records = catalog.read_slabs(engine)
         catalog.drop_orphans(engine, records)
-        states = catalog.begin_terms(engine, settings.shards)
+        if place is None:
+            states = catalog.begin_terms(engine, settings.shards)
+        else:
+            # The shared log has the terms.
+            states = [catalog.read_state(engine, number) for number in range(settings.shards)]
         self.origin = catalog.read_identity(engine)
         catalog.ensure_changes(engine, settings)
         for number in range(settings.shards):
@@ -495,7 +571,10 @@ class KeyValueDatabase:
                 room=self._room,
             )
             keep = partial(self._look_after, number)
-            self._queues.append(KeyValueShard(committer, self._clock, keep))
+            queue = KeyValueShard(committer, self._clock, keep)
+            self._queues.append(queue)
+            if place is not None:
+                self._replicas.append(self._replica(place, queue))
             for record in sealed:
                 slab, _ = catalog.open_slab(engine, record.id, settings)
                 self._slabs[record.id] = self._opened(record, slab)
@@ -507,12 +586,94 @@ class KeyValueDatabase:
 
     def _opened(self, record: SlabRecord, slab: KeyValueSlab) -> OpenSlab:
         queue = self._queues[record.shard]
-        context = Context(queue, self._clock, slab, record.id, queue.committer.term)
+        if self._place is None:
+            context = Context(queue, self._clock, slab, record.id, queue.committer.term)
+        else:
+            replica = self._replicas[record.shard]
+            context = Context(queue, self._clock, slab, record.id, ANY_TERM, replica)
         return OpenSlab(record=record, slab=slab, context=context)
+
+    def _replica(self, place: Place, queue: KeyValueShard) -> KeyValueReplica:
+        number = queue.committer.record.shard
+        callbacks = Callbacks(
+            followed=partial(self._followed, number),
+            loaded=partial(self._loaded, number),
+            manage=partial(self._manage, number),
+            replicas=lambda: self._settings.replicas,
+            pending_bytes_max=lambda: self._settings.pending_bytes_max,
+        )
+        return KeyValueReplica(place, self._engine, queue, callbacks, self._room)
+
+    def _loaded(self, number: int) -> None:
+        """Show readers a shard that was copied from another site. On its thread."""
+        committer, engine = self._queues[number].committer, self._engine
+        settings = catalog.read_settings(engine)
+        records = catalog.read_slabs(engine)
+        *sealed, newest = (records[slab] for slab in sorted(records) if slab.shard == number)
+        committer.settings = settings
+        slab = committer.begin_slab(newest)
+        committer.reload()
+        found = {newest.id: self._opened(newest, slab)}
+        for record in sealed:
+            found[record.id] = self._opened(
+                record, catalog.open_slab(engine, record.id, settings)[0]
+            )
+        with self._lock:
+            others = {slab: known for slab, known in self._slabs.items() if slab.shard != number}
+            self._slabs = others | found
+            self._current[number] = found[newest.id].context
+        if number == 0:
+            self._settings = settings
+
+    def _followed(self, number: int, record: KeyValueRecord) -> None:
+        """Take a record of another site that is not a group of transactions."""
+        committer = self._queues[number].committer
+        if record.kind == RecordKind.GENERATION:
+            old, slabs = committer.slab, catalog.read_slabs(self._engine)
+            sealed = committer.record.id
+            begun = max(slab for slab in slabs if slab.shard == number)
+            committer.begin_slab(slabs[begun])
+            self._turned(number, slabs[sealed], old, slabs[begun])
+        elif record.kind == RecordKind.DROP:
+            known = self._slabs
+            for slab in [slab for slab in known if family_of(slab) == record.family]:
+                self._forget(slab, "command")
+        else:
+            settings = catalog.read_settings(self._engine)
+            catalog.ensure_changes(self._engine, settings)
+            self._settings = settings
+            committer.configure(settings)
+            for other in self._queues:
+                if other is not self._queues[number]:
+                    other.post(partial(other.committer.configure, settings))
+            self._end_feeds(settings)
+
+    def _manage(self, number: int, document: Mapping[str, Any]) -> None:
+        """Do an act for which another site has asked, on the thread of the shard that leads here.
+
+        Raises: UsageError, NotFoundError, SlabDroppedError.
+        """
+        match document:
+            case {"do": "seal"}:
+                self._turn_over(number)
+            case {"do": "drop", "generation": int(generation)}:
+                self._drop(SlabId(number, generation), "command")
+            case {"do": "configure", "changes": dict(changes)}:
+                settings = self._changed(changes)
+                catalog.ensure_changes(self._engine, settings)
+                committer = self._queues[number].committer
+                committer.put_settings(settings)
+                self._settings = settings
+                committer.configure(settings)
+                for other in self._queues[:number] + self._queues[number + 1 :]:
+                    other.post(partial(other.committer.configure, settings))
+                self._end_feeds(settings)
+            case _:
+                raise UsageError(f"another site asks for something unknown: {document!r:.100}")
 
     def _look_after(self, number: int) -> None:
         """End the generation of a shard when it is due, and drop its slabs that are due."""
-        if not self._ready:
+        if not self._ready or (self._replicas and not self._replicas[number].log.leads):
             return
         committer = self._queues[number].committer
         if due_for_turn(
@@ -544,7 +705,13 @@ class KeyValueDatabase:
         committer = self._queues[number].committer
         old = committer.slab
         sealed, record = committer.turn_over()
-        current = self._opened(record, committer.slab)
+        self._turned(number, sealed, old, record)
+
+    def _turned(
+        self, number: int, sealed: SlabRecord, old: KeyValueSlab, record: SlabRecord
+    ) -> None:
+        """Show readers that a generation has ended, and the next one."""
+        current = self._opened(record, self._queues[number].committer.slab)
         with self._lock:
             self._slabs = self._slabs | {sealed.id: self._opened(sealed, old), record.id: current}
             self._current[number] = current.context
@@ -552,8 +719,12 @@ class KeyValueDatabase:
     def _drop(self, slab: SlabId, why: Why) -> None:
         if self._find(slab).record.state is SlabState.CURRENT:
             raise UsageError(f"slab {slab} is current: seal it, then drop it")
-        size_bytes = self._size_of(slab)
         self._queues[slab.shard].committer.drop(slab)
+        self._forget(slab, why)
+
+    def _forget(self, slab: SlabId, why: Why) -> None:
+        """Remove the rows of a slab that was dropped."""
+        size_bytes = self._size_of(slab)
         with self._lock:
             self._slabs = {known: found for known, found in self._slabs.items() if known != slab}
         self._engine.drop_family(catalog.family_of(slab))

@@ -144,6 +144,8 @@ class Copier:
             bytes_per_second=self._settings.copy_rate,
             stop=copying.stop,
         )
+        # The offer of a large map takes long.
+        copying.hold = max(copying.hold, copying.first)
         offer = source.offer()
         copying.hold = offer.marked.position.sequence + 1
         copying.begin(offer.size_bytes, source)

@@ -35,10 +35,11 @@ from siltstone.store.log.write.shard import LogShard
 from siltstone.store.segment.chain import directory_bytes
 from siltstone.store.shard.replicated.apply import apply_change
 from siltstone.store.shard.replicated.copying import Offer, install, make_offer
+from siltstone.store.shard.replicated.damage import sealed_segments
 from siltstone.store.shard.replicated.log import Files, ReplicatedLog
-from siltstone.store.shard.replicated.mark_file import Marked
+from siltstone.store.shard.replicated.mark_file import Marked, MarkFile
 from siltstone.store.shard.replicated.port import Replication
-from siltstone.store.shard.replicated.router import Router
+from siltstone.store.shard.replicated.router import Router, take_call
 from siltstone.store.shard.shard import Role, end_of
 from siltstone.store.slab.manifest import ManifestFile, SlabId, SlabRecord, SlabState
 from siltstone.store.slab.marks import Seed, read_seed, sow
@@ -364,6 +365,7 @@ class LeaderShard:
             shard=self.number,
             next_serial=committer.next_serial,
             cluster=cluster,
+            marks=MarkFile(leading.fs, leading.directory, self.number),
         )
         committer.replicate(shared)
         return shared
@@ -391,20 +393,25 @@ class LeaderShard:
                 resume=lambda: queue.committer.resume(),  # noqa: PLW0108
                 next_serial=lambda: queue.committer.next_serial,
                 order=queue.order,
-                submit=submit,
+                take_call=partial(take_call, submit),
                 waits=lambda: router.pending,
                 changed=router.look,
                 offer=partial(self._offer, leading),
-                manifest=lambda: leading.manifest.current,
+                replicas=lambda: leading.manifest.current.settings.replicas,
+                sealed_segments=lambda: sealed_segments(
+                    leading.fs, leading.directory, leading.manifest.current, self.number
+                ),
+                check=lambda offer: shared.staging().check(offer, leading.manifest.current),
                 install=self._install,
             )
         )
 
-    def _offer(self, leading: Leading, marked: Marked) -> Offer:
-        """Return what another site may copy. On the thread of the shard."""
-        return make_offer(
-            leading.fs, leading.directory, leading.manifest.current, self.number, marked
-        )
+    def _offer(
+        self, leading: Leading, marked: Marked, then: Callable[[Offer | None], None]
+    ) -> None:
+        """Give what another site may copy. On the thread of the shard."""
+        manifest = leading.manifest.current
+        then(make_offer(leading.fs, leading.directory, manifest, self.number, marked))
 
     def _install(self) -> None:
         """Replace the files by those that were copied from another site, and open them.

@@ -124,6 +124,13 @@ BACKEND: Final = Setting(
     help="Where the shards are. local: on this machine; replicated: on several sites of a cluster.",
 )
 
+REPLICAS: Final = Setting(
+    kind=Kind.COUNT,
+    low=1,
+    high=REPLICAS_MAX,
+    help="Number of sites that keep each shard of a replicated database in sync.",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseSettings:
@@ -216,15 +223,7 @@ class DatabaseSettings:
         ),
     ] = 1024 * 1024
     backend: Annotated[str, BACKEND] = "local"
-    replicas: Annotated[
-        int,
-        Setting(
-            kind=Kind.COUNT,
-            low=1,
-            high=REPLICAS_MAX,
-            help="Number of sites that keep each shard of a replicated database in sync.",
-        ),
-    ] = 3
+    replicas: Annotated[int, REPLICAS] = 3
 
     def __post_init__(self) -> None:
         """Validate all settings. Raises: UsageError."""

@@ -3,6 +3,7 @@
     settings                                 JSON
     identity                                 16 bytes, u8: 1 if all saved positions have it
     shard | shard u32                        term u64, serial u64, last timestamp_us u64
+    mark  | shard u32                        of a replicated shard: how far it has read its log
     changes | shard u32                      state of the changes kept for feeds
     slab  | shard u32 | generation u32       JSON, as a slab in a manifest
     edges | shard u32 | generation u32 | number u32    learned structure, in order
@@ -40,6 +41,7 @@ FORMAT: Final = 1
 _SETTINGS: Final = b"settings\x00"
 _IDENTITY: Final = b"identity\x00"
 _SHARD: Final = b"shard\x00"
+_MARK: Final = b"mark\x00"
 _CHANGES: Final = b"changes\x00"
 _SLAB: Final = b"slab\x00"
 _EDGES: Final = b"edges\x00"
@@ -85,13 +87,23 @@ def is_created(engine: Engine) -> bool:
     return engine.get(DEFAULT_FAMILY, _SETTINGS) is not None
 
 
-def create(engine: Engine, clock: Clock, settings: KeyValueSettings) -> None:
-    """Create an empty database; all of it is written at once."""
+def create(
+    engine: Engine,
+    clock: Clock,
+    settings: KeyValueSettings,
+    *,
+    identity: bytes = b"",
+    created_us: int = 0,
+) -> None:
+    """Create an empty database; all of it is written at once.
+
+    The sites of a cluster have agreed on its identity and its time.
+    """
     changes = Changes()
     put_settings(changes, settings)
     ensure_changes(engine, settings)
-    _put_identity(changes, identified=True)
-    now = clock.now_us()
+    _put_identity(changes, identity or secrets.token_bytes(_IDENTITY_BYTES), identified=True)
+    now = created_us or clock.now_us()
     present = engine.families()
     for number in range(settings.shards):
         slab = SlabId(number, 1)
@@ -140,9 +152,8 @@ def read_identity(engine: Engine) -> DatabaseIdentity:
     return DatabaseIdentity(stored[:-1].hex(), identified=bool(stored[-1]))
 
 
-def _put_identity(changes: Changes, *, identified: bool) -> None:
-    value = secrets.token_bytes(_IDENTITY_BYTES) + bytes([identified])
-    changes.put(DEFAULT_FAMILY, _IDENTITY, value)
+def _put_identity(changes: Changes, identity: bytes, *, identified: bool) -> None:
+    changes.put(DEFAULT_FAMILY, _IDENTITY, identity + bytes([identified]))
 
 
 def read_state(engine: Engine, shard: int) -> ShardState:
@@ -157,6 +168,16 @@ def read_state(engine: Engine, shard: int) -> ShardState:
 def put_state(changes: Changes, shard: int, state: ShardState) -> None:
     """Store the counters of a shard."""
     changes.put(DEFAULT_FAMILY, _SHARD + _NUMBER.pack(shard), state.encode())
+
+
+def read_mark(engine: Engine, shard: int) -> bytes | None:
+    """Return the mark of a replicated shard, None if it has none yet."""
+    return engine.get(DEFAULT_FAMILY, _MARK + _NUMBER.pack(shard))
+
+
+def put_mark(changes: Changes, shard: int, mark: bytes) -> None:
+    """Store the mark of a replicated shard."""
+    changes.put(DEFAULT_FAMILY, _MARK + _NUMBER.pack(shard), mark)
 
 
 def read_changes(engine: Engine, shard: int) -> ChangeLogState | None:
@@ -186,7 +207,7 @@ def begin_terms(engine: Engine, shards: int) -> list[ShardState]:
     """
     changes = Changes()
     if engine.get(DEFAULT_FAMILY, _IDENTITY) is None:
-        _put_identity(changes, identified=False)
+        _put_identity(changes, secrets.token_bytes(_IDENTITY_BYTES), identified=False)
     states: list[ShardState] = []
     for number in range(shards):
         state = read_state(engine, number)
@@ -245,6 +266,23 @@ def open_slab(engine: Engine, slab: SlabId, settings: KeyValueSettings) -> tuple
         topics_max=settings.topic_cache,
     )
     return opened, number
+
+
+def count_edges(engine: Engine, slab: SlabId) -> int:
+    """Return the number of the next edges of a slab."""
+    return len(_items(engine, _slab_key(_EDGES, slab)))
+
+
+def ranges_of(shard: int) -> list[tuple[bytes, bytes]]:
+    """Return the ranges of keys that belong to a shard alone."""
+    number, after = _NUMBER.pack(shard), _NUMBER.pack(shard + 1)
+    names = (_SHARD, _MARK, _CHANGES, _SLAB, _EDGES, _ID, _ID_AT)
+    return [(name + number, name + after) for name in names]
+
+
+def settings_range() -> tuple[bytes, bytes]:
+    """Return the range of keys with the settings."""
+    return _SETTINGS, _SETTINGS + b"\x00"
 
 
 def put_edges(changes: Changes, slab: SlabId, number: int, edges: bytes) -> None:

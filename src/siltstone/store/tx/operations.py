@@ -24,6 +24,9 @@ MONOTONIC: Final = -2_000_000_000_000_000_001
 LATEST: Final = -2_000_000_000_000_000_002
 
 NO_SERIAL: Final = -1
+# The term and the generation of a transaction that depends on neither.
+ANY_TERM: Final = 0
+ANY_GENERATION: Final = 0
 NO_ID: Final = b""
 SERIAL_BYTES: Final = 8
 COUNT_BYTES: Final = 8

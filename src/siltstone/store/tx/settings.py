@@ -106,6 +106,7 @@ class KeyValueSettings:
         int | None, shared.RETAIN_BYTES.within(low=1, high=shared.TOTAL_MAX)
     ] = None
     backend: Annotated[str, shared.BACKEND] = "local"
+    replicas: Annotated[int, shared.REPLICAS] = 3
     feed_bytes: Annotated[
         int,
         Setting(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import get_ident
 from types import TracebackType
-from typing import Final, Self, overload
+from typing import Final, Protocol, Self, overload
 
 from siltstone.clock import Clock
 from siltstone.errors import OutcomeUnknownError, OverloadedError, UsageError
@@ -43,11 +43,27 @@ TRANSACTION_BYTES_MAX: Final = 64 * 1024 * 1024
 _WRITE_OVERHEAD: Final = 64
 
 
+class LeaderReads(Protocol):
+    """Lets a transaction of a replicated shard read what was committed before it began."""
+
+    def enter(self, timeout: float | None) -> int:
+        """Wait until this site has everything that the leader had; return the leader's term.
+
+        Raises: RetryError if that takes too long, or no leader is known.
+        """
+
+
 class Context:
     """The common context of the transactions of one shard and generation."""
 
     def __init__(
-        self, queue: KeyValueShard, clock: Clock, slab: KeyValueSlab, slab_id: SlabId, term: int
+        self,
+        queue: KeyValueShard,
+        clock: Clock,
+        slab: KeyValueSlab,
+        slab_id: SlabId,
+        term: int,
+        leader_reads: LeaderReads | None = None,
     ) -> None:
         self.queue = queue
         self.clock = clock
@@ -56,6 +72,8 @@ class Context:
         self.generation = slab_id.generation
         self.timed = slab.timed
         self.term = term
+        # Only if the shard is replicated.
+        self.leader_reads = leader_reads
 
 
 class Transaction:
@@ -315,6 +333,8 @@ class Transaction:
             self._wait(self._hand_in())
         else:
             self._settle_reads()
+            if self._context.leader_reads is not None:
+                self._wait(self._context.queue.settled(self._operations))
         self.committed = True
         self._call_back()
         return self._operations.serial
@@ -437,6 +457,8 @@ class Transaction:
         view = self._view
         if view is None:
             context = self._context
+            if context.leader_reads is not None:
+                self._operations.term = context.leader_reads.enter(self._timeout)
             view = self._view = TransactionView(context.slab, context.clock, self._operations)
         return view
 

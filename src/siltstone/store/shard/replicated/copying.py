@@ -162,8 +162,8 @@ def checked_path(path: str) -> str:
     """Return a path of an offer. Raises: UsageError if it may lead elsewhere."""
     generation, _, name = path.partition("/")
     stem, _, suffix = name.partition(".")
-    if not (generation.isdecimal() and stem.isdecimal() and suffix in ("seg", "idx")):
-        raise UsageError(f"expected GENERATION/SERIAL.seg or .idx, got {path!r}")
+    if not (generation.isdecimal() and stem.isdecimal() and suffix in ("seg", "idx", "rows")):
+        raise UsageError(f"expected GENERATION/SERIAL.seg, .idx or .rows, got {path!r}")
     return path
 
 
@@ -372,12 +372,20 @@ def copied_shards(fs: FileSystem, directory: PurePath) -> Sequence[int]:
     return sorted(int(name) for name, _, kind in names if kind == "install" and name.isdecimal())
 
 
+def offer_to_install(fs: FileSystem, directory: PurePath, shard: int) -> tuple[Offer, PurePath]:
+    """Return the offer of a shard that was copied and counts, and its path.
+
+    Raises: CorruptionError.
+    """
+    path = _install_path(directory, shard)
+    return Offer.decode(fs.read(path)), path
+
+
 def install(fs: FileSystem, directory: PurePath, manifest: ManifestFile, shard: int) -> None:
     """Replace the files of a shard by those that were copied. Nothing of it may be open for
     writing. Raises: CorruptionError, DiskError; the next start does it again.
     """
-    path = _install_path(directory, shard)
-    offer = Offer.decode(fs.read(path))
+    offer, path = offer_to_install(fs, directory, shard)
     staging = Staging(fs, directory, shard)
     _link_files(fs, staging.place, directory / str(shard), offer)
     slabs = _as_found(fs, directory / str(shard), offer.slabs)

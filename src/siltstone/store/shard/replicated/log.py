@@ -37,12 +37,8 @@ from siltstone.logs import log
 from siltstone.store.log.write.committer import FrameRecord
 from siltstone.store.log.write.cook import Call, has_sound_topics
 from siltstone.store.shard.replicated.copying import Offer, Staging
-from siltstone.store.shard.replicated.damage import (
-    read_damaged,
-    sealed_segments,
-    write_damaged,
-)
-from siltstone.store.shard.replicated.mark_file import Marked, read_mark, write_mark
+from siltstone.store.shard.replicated.damage import read_damaged, write_damaged
+from siltstone.store.shard.replicated.mark_file import Marked, Marks
 from siltstone.store.shard.replicated.payloads import BadPayloadError, payload_of
 from siltstone.store.shard.replicated.port import (
     ClosedProducerError,
@@ -51,10 +47,10 @@ from siltstone.store.shard.replicated.port import (
     OutOfOrderError,
     Replication,
 )
-from siltstone.store.slab.manifest import Manifest
 from siltstone.store.writer.commit_log import Record, Replica
 from siltstone.store.writer.replication.actions import (
     Action,
+    Confirmed,
     Copy,
     Fetch,
     Lead,
@@ -75,7 +71,7 @@ from siltstone.store.writer.replication.messages import (
 from siltstone.store.writer.replication.producers import Producers
 from siltstone.store.writer.replication.rule import Position
 from siltstone.store.writer.replication.shard import READING, ReplicatedShard
-from siltstone.store.writer.ticket import Outcome, Ticket
+from siltstone.store.writer.ticket import Outcome
 from siltstone.units import SECOND_US
 
 _LOG: Final = logging.getLogger("siltstone.store")
@@ -131,11 +127,13 @@ class Files:
         resume: Callable[[], None],
         next_serial: Callable[[], int],
         order: Callable[[Callable[[], None]], object],
-        submit: Callable[[Call, Ticket], None],
+        take_call: Callable[[bytes, Callable[[bytes], None]], None],
         waits: Callable[[], int],
         changed: Callable[[], None],
-        offer: Callable[[Marked], Offer],
-        manifest: Callable[[], Manifest],
+        offer: Callable[[Marked, Callable[[Offer | None], None]], None],
+        replicas: Callable[[], int],
+        sealed_segments: Callable[[], list[str]],
+        check: Callable[[Offer], None],
         install: Callable[[], None],
     ) -> None:
         self.apply = apply
@@ -144,14 +142,21 @@ class Files:
         self.resume = resume
         self.next_serial = next_serial
         self.order = order
-        self.submit = submit
+        # Takes the bytes of a call of another site; the function gets the bytes of the answer.
+        self.take_call = take_call
         # The number of calls of this site that have no outcome yet.
         self.waits = waits
         # Called when another leader, or none, is known.
         self.changed = changed
-        # What another site may copy; called just after the mark was written.
+        # Gives a function what another site may copy, perhaps later; called just after the mark
+        # was written.
         self.offer = offer
-        self.manifest = manifest
+        # How many replicas the settings of the database want.
+        self.replicas = replicas
+        # The sealed segments of this site, as GENERATION/SERIAL.seg.
+        self.sealed_segments = sealed_segments
+        # Checks the files that were copied, and syncs them. From any thread.
+        self.check = check
         # Replaces the files by those that were copied, and opens the shard again. From any thread.
         self.install = install
 
@@ -170,9 +175,13 @@ class ReplicatedLog:
         shard: int,
         next_serial: int,
         cluster: Replication,
+        marks: Marks,
+        payload: Callable[[Record], bytes] = payload_of,
     ) -> None:
-        """Continue behind the mark. Raises: CorruptionError if it belongs to another shard;
-        UsageError if it belongs to another epoch.
+        """Continue behind the mark. `payload` returns what all sites need to store a record.
+
+        Raises: CorruptionError if the mark belongs to another shard; UsageError if it belongs to
+        another epoch.
         """
         self.database = database
         self.shard = shard
@@ -181,7 +190,9 @@ class ReplicatedLog:
         self._clock = clock
         self._directory = directory
         self._cluster = cluster
-        marked = read_mark(fs, directory, shard)
+        self._marks = marks
+        self._payload = payload
+        marked = marks.read()
         if marked is None:
             marked = Marked(
                 position=Position(identity=self.identity), producers=Producers(), next_serial=0
@@ -231,6 +242,8 @@ class ReplicatedLog:
         self._deposed = False
         self._lost = False
         self._requests = 0
+        # The last question that was answered, see `confirm`.
+        self._confirmed = 0
         self._owner = 0
         self._log_is_full = False
         # Why rows wait, because what is acknowledged could be lost; "" if they do not.
@@ -288,10 +301,10 @@ class ReplicatedLog:
         """The number of calls of this site that have no outcome yet."""
         return 0 if self._files is None else self._files.waits()
 
-    def accept(self, call: Call, ticket: Ticket) -> None:
-        """Take a call of another site. Raises: OverloadedError, PoisonedError, ClosedError."""
+    def take_call(self, data: bytes, answer: Callable[[bytes], None]) -> None:
+        """Take a call of another site; `answer` gets the bytes for that site, from any thread."""
         assert self._files is not None
-        self._files.submit(call, ticket)
+        self._files.take_call(data, answer)
 
     def ask_for_offer(self, then: Callable[[Offer | None], None]) -> None:
         """Call `then` with what another site may copy, on the thread of the shard."""
@@ -311,7 +324,7 @@ class ReplicatedLog:
     def replicas(self) -> int:
         """How many replicas the settings of the database want."""
         assert self._files is not None
-        return self._files.manifest().settings.replicas
+        return self._files.replicas()
 
     def staging(self) -> Staging:
         """Return the directory where a copy is collected."""
@@ -328,7 +341,7 @@ class ReplicatedLog:
     def sealed_segments(self) -> list[str]:
         """Return the sealed segments of this site, as GENERATION/SERIAL.seg."""
         assert self._files is not None
-        return sealed_segments(self._fs, self._directory, self._files.manifest(), self.shard)
+        return self._files.sealed_segments()
 
     def damaged(self) -> frozenset[str]:
         """Return the segments that are known to be damaged. Raises: CorruptionError."""
@@ -347,9 +360,8 @@ class ReplicatedLog:
         """
         assert self._files is not None
         self._check_offer(offer, again=again)
-        staging = self.staging()
-        staging.check(offer, self._files.manifest())
-        staging.commit(offer)
+        self._files.check(offer)
+        self.staging().commit(offer)
         self._files.install()
         log(
             _LOG,
@@ -419,7 +431,7 @@ class ReplicatedLog:
             self._admit(record)
         self._committing = (record, replica)
         try:
-            self._do(core.freeze(MessageKind(record.kind), payload_of(record)))
+            self._do(core.freeze(MessageKind(record.kind), self._payload(record)))
             while not self._stored:
                 self._wait_for_event(core)
                 if self._lost:
@@ -429,6 +441,44 @@ class ReplicatedLog:
         finally:
             self._committing = None
             self._show()
+
+    def confirm(self) -> None:
+        """Return when it is certain that this site led the shard after the call began.
+
+        Raises: NotLeaderError, OutcomeUnknownError.
+        """
+        core = self._core
+        if core.leader is None or self._unstored is not None:
+            raise NotLeaderError(f"this site does not lead shard {self.shard}")
+        self._deposed = self._lost = False
+        self._requests += 1
+        request = self._requests
+        self._do(core.ask(request))
+        while self._confirmed != request:
+            self._wait_for_event(core)
+            if self._lost:
+                raise OutcomeUnknownError(f"shard {self.shard} stopped: {self.view.reason}")
+            if self._deposed:
+                raise NotLeaderError("another site leads the shard now; send the call again")
+
+    def marked(self) -> Marked:
+        """Return what a restart continues from once everything that counted is stored.
+
+        While a change is being stored, this is the mark just behind it.
+        """
+        return self._now_marked(self._core.position.mark())
+
+    def refusal(self) -> SiltstoneError | None:
+        """Return the error if nothing can be added to the shard now; None if it can."""
+        if self._core.leader is None or self._unstored is not None:
+            return NotLeaderError(f"this site does not lead shard {self.shard}")
+        if self._unsafe:
+            return OverloadedError(f"rows wait: {self._unsafe}")
+        if self._log_is_full:
+            return OverloadedError(
+                "the shared log is nearly full: a site is behind, or the log is not trimmed"
+            )
+        return None
 
     def _wait_for_room(self, core: ReplicatedShard) -> None:
         """Wait until what this leader published on its own account has counted."""
@@ -466,13 +516,9 @@ class ReplicatedLog:
         """Return for each call its outcome if it need not be stored: it repeats another one, or it
         must not be stored now. None means that it is to be stored.
         """
-        if self._core.leader is None or self._unstored is not None:
-            return [NotLeaderError(f"this site does not lead shard {self.shard}")] * len(calls)
-        if self._unsafe:
-            return [OverloadedError(f"rows wait: {self._unsafe}")] * len(calls)
-        if self._log_is_full:
-            full = "the shared log is nearly full: a site is behind, or the log is not trimmed"
-            return [OverloadedError(full)] * len(calls)
+        refusal = self.refusal()
+        if refusal is not None:
+            return [refusal] * len(calls)
         producers = self._core.follower.producers
         ahead: dict[bytes, int] = {}
         found: list[Outcome | Exception | None] = []
@@ -558,15 +604,15 @@ class ReplicatedLog:
                 # A RETIRE is under way without a commit that waits for it.
                 self._publish_again(core)
             case _Ask():
-                event.then(self._offer())
+                self._offer(event.then)
             case _Retire():
                 producers = core.follower.producers
                 for site, known in event.ended:
                     number = producers.newest(site) if known is None else known
                     self._do(core.retire(site, number))
 
-    def _offer(self) -> Offer | None:
-        """Return what another site may copy; None if the mark cannot be written now."""
+    def _offer(self, then: Callable[[Offer | None], None]) -> None:
+        """Give what another site may copy; None if the mark cannot be written now."""
         self._mark()
         position = self._core.position.mark()
         if (
@@ -574,12 +620,13 @@ class ReplicatedLog:
             or self._marked != position
             or self._core.follower.status not in READING
         ):
-            return None
+            then(None)
+            return
         try:
-            return self._files.offer(self._now_marked(position))
+            self._files.offer(self._now_marked(position), then)
         except SiltstoneError as exc:
             log(_LOG, logging.WARNING, "offer_failed", error=str(exc), **self._facts)
-            return None
+            then(None)
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -602,6 +649,8 @@ class ReplicatedLog:
                     log(
                         _LOG, logging.CRITICAL, "shard_stopped", reason=action.reason, **self._facts
                     )
+                case Confirmed():
+                    self._confirmed = action.request
                 case _:
                     # Answers: `commit` returns when its record was stored.
                     pass
@@ -658,7 +707,7 @@ class ReplicatedLog:
         self._files.sync()
         before = self._is_unmarked
         try:
-            write_mark(self._fs, self._directory, self.shard, self._now_marked(position))
+            self._marks.write(self._now_marked(position))
         except RetryError as exc:
             # A commit may be under way, and its record may count: this must not be its outcome.
             self._is_unmarked = True

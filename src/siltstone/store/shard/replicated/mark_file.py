@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Final
+from typing import Final, Protocol
 
 from crc32c import crc32c
 
@@ -42,6 +42,31 @@ class Marked:
     position: Position
     producers: Producers
     next_serial: int
+
+
+class Marks(Protocol):
+    """Where the mark of a shard is."""
+
+    def read(self) -> Marked | None:
+        """Return the mark; None if there is none yet. Raises: CorruptionError."""
+
+    def write(self, marked: Marked) -> None:
+        """Replace the mark, durably; everything that it says is stored and synced."""
+
+
+class MarkFile:
+    """The mark of a shard in a file of its own."""
+
+    def __init__(self, fs: FileSystem, database: PurePath, shard: int) -> None:
+        self._fs = fs
+        self._database = database
+        self._shard = shard
+
+    def read(self) -> Marked | None:
+        return read_mark(self._fs, self._database, self._shard)
+
+    def write(self, marked: Marked) -> None:
+        write_mark(self._fs, self._database, self._shard, marked)
 
 
 def mark_path(database: PurePath, shard: int) -> PurePath:

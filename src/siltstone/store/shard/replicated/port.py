@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from siltstone.errors import RetryError, UsageError
 from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.store.writer.replication.follower import Progress, Status
+from siltstone.store.writer.replication.messages import DIGEST_BYTES
 
 if TYPE_CHECKING:
     from siltstone.store.shard.replicated.log import ReplicatedLog
+
+
+S = TypeVar("S", DatabaseSettings, KeyValueSettings)
+# The names of key-value databases in a cluster begin with it.
+KEYVALUE_PREFIX: Final = "kv/"
 
 
 class NotLeaderError(RetryError):
@@ -51,12 +59,25 @@ class LogView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Founding:
+class Founding(Generic[S]):
     """What the sites have agreed on when a replicated database was created."""
 
     salt: int
     created_us: int
-    settings: DatabaseSettings
+    settings: S
+
+
+def cluster_name(keyvalue: str) -> str:
+    """Return the name of a key-value database in a cluster: databases of messages have others."""
+    return f"{KEYVALUE_PREFIX}{keyvalue}"
+
+
+def identity_of_map(name: str, founding: Founding[Any]) -> bytes:
+    """Return the identity of a key-value database with this name in the cluster, which all sites
+    derive alike.
+    """
+    text = f"{name} {founding.salt} {founding.created_us}"
+    return blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 class Replication(Protocol):
@@ -73,13 +94,15 @@ class Replication(Protocol):
     def boot(self) -> int:
         """Return a number that was never used before, for a shard that is opened."""
 
-    def found(self, database: str, settings: DatabaseSettings) -> Founding:
+    def found(self, database: str, settings: S) -> Founding[S]:
         """Create a replicated database, or learn how another site created it.
 
         Raises: OutcomeUnknownError while too few sites are there.
         """
 
-    def found_from_files(self, database: str, founding: Founding) -> tuple[bytes, ...]:
+    def found_from_files(
+        self, database: str, founding: Founding[DatabaseSettings]
+    ) -> tuple[bytes, ...]:
         """Create the logs of a database that only this site has; return the nonces of their
         GENESIS, which is trimmed. The other sites open it after this site attached a shard.
 

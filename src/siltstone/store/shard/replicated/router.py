@@ -30,7 +30,12 @@ from siltstone.errors import (
     SiltstoneError,
 )
 from siltstone.store.log.write.cook import Call
-from siltstone.store.shard.replicated.calls import decode_answer, encode_call
+from siltstone.store.shard.replicated.calls import (
+    decode_answer,
+    decode_call,
+    encode_answer,
+    encode_call,
+)
 from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.shard.replicated.port import (
     ClosedProducerError,
@@ -261,6 +266,26 @@ def _is_permanent(answer: Answer) -> bool:
 
 def _unknown(refusal: Answer) -> OutcomeUnknownError:
     return OutcomeUnknownError(f"an attempt has no answer, and another was refused: {refusal}")
+
+
+def take_call(
+    submit: Callable[[Call, Ticket], None], data: bytes, answer: Callable[[bytes], None]
+) -> None:
+    """Give a call of another site to the queue of the shard that may lead here."""
+    try:
+        call = decode_call(data)
+        ticket = Ticket(call.row_count, 1)
+        submit(call, ticket)
+    except SiltstoneError as exc:
+        answer(encode_answer(exc))
+        return
+    ticket.on_done(partial(_answer, answer))
+
+
+def _answer(answer: Callable[[bytes], None], ticket: Ticket) -> None:
+    outcome = ticket.error or ticket.outcome
+    if outcome is not None:
+        answer(encode_answer(outcome))
 
 
 def _told(then: Callable[[Answer], None], data: bytes | None) -> None:

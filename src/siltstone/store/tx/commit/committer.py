@@ -24,6 +24,7 @@ from siltstone.errors import (
     PoisonedError,
     PreconditionError,
     QuotaExceededError,
+    RetryError,
     SiltstoneError,
     Unmet,
     UsageError,
@@ -35,10 +36,18 @@ from siltstone.store.kv.slab import KeyValueSlab
 from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
 from siltstone.store.tx import catalog
 from siltstone.store.tx.catalog import RememberedId, ShardState
-from siltstone.store.tx.commit.changes import CHANGES_FAMILY, ChangeList, ChangeLog
+from siltstone.store.tx.commit.changes import (
+    CHANGES_FAMILY,
+    ChangeList,
+    ChangeLog,
+    decode_changes,
+    head_of,
+)
 from siltstone.store.tx.commit.conflicts import ReadRange, RecentWrites
 from siltstone.store.tx.commit.pending import PendingGroup
 from siltstone.store.tx.operations import (
+    ANY_GENERATION,
+    ANY_TERM,
     COUNT_MAX,
     MONOTONIC,
     SERIAL_BYTES,
@@ -92,6 +101,8 @@ class Committer:
     ) -> None:
         self._engine = engine
         self.log: CommitLog = LOCAL_LOG
+        # Whether all sites of a cluster share the log: then a commit may be refused as a whole.
+        self.is_replicated = False
         # The group to write next. RocksDB makes it durable and visible in one write.
         self._staged: KeyValueRecord | None = None
         self._database = database
@@ -119,6 +130,11 @@ class Committer:
     def poisoned_by(self) -> Exception | None:
         """The error that poisoned the shard; None if it is not poisoned."""
         return self._poisoned_by
+
+    @property
+    def stored_serial(self) -> int:
+        """The serial of the last commit that is stored and visible. From any thread."""
+        return self._stored_serial
 
     def is_poisoned(self) -> bool:
         """Return whether a write of the shard failed."""
@@ -164,6 +180,9 @@ class Committer:
         try:
             return self._turn_over()
         except SiltstoneError as exc:
+            if self._is_withdrawn(exc):
+                self.reload()
+                raise
             raise self._poison(exc) from exc
 
     def drop(self, slab: SlabId) -> None:
@@ -258,12 +277,12 @@ class Committer:
         return catalog.find_id(self._engine, self.record.shard, digest)
 
     def _refusal(self, operations: Operations) -> SiltstoneError | None:
-        if operations.term != self.term:
+        if operations.term not in (self.term, ANY_TERM):
             return ConflictError(
                 f"the shard got a new leader after the transaction began, try again: "
                 f"term={operations.term} now={self.term}"
             )
-        if operations.generation != self.record.generation:
+        if operations.generation not in (self.record.generation, ANY_GENERATION):
             return self._sealed(operations)
         if operations.writes:
             refusal = self._over_quota()
@@ -522,6 +541,12 @@ class Committer:
         cause: SiltstoneError,
     ) -> list[SiltstoneError | None]:
         """Return the outcomes after a group failed. The groups before it were stored."""
+        if storing and self._is_withdrawn(cause):
+            self.reload()
+            # Every other outcome was found in the group, which was not stored as far as is known.
+            waiting = count - len(outcomes)
+            known = [cause if each is None else _again(each) for each in outcomes[first:]]
+            return outcomes[:first] + known + [_refused(cause)] * waiting
         poison = self._poison(cause)
         self._group.release()
         for number in range(first, len(outcomes)):
@@ -533,6 +558,67 @@ class Committer:
                 outcomes[number] = poison
         return outcomes + [poison] * (count - len(outcomes))
 
+    def _is_withdrawn(self, cause: SiltstoneError) -> bool:
+        """Return whether the shared log has not taken a record: no file of this site is broken."""
+        return self.is_replicated and isinstance(cause, RetryError | OutcomeUnknownError)
+
+    # A shard that all sites of a cluster share.
+
+    def lead(self, term: int) -> None:
+        """Begin to commit transactions in a term, on top of what is stored."""
+        self.term = term
+        self.reload()
+
+    def reload(self) -> None:
+        """Forget everything that is not stored, and continue from what is."""
+        self._group.release()
+        self._staged = None
+        self._ids.clear()
+        shard = self.record.shard
+        state = catalog.read_state(self._engine, shard)
+        self.serial, self._timestamp_us = state.serial, state.timestamp_us
+        self.changes = ChangeLog(self._engine, shard, catalog.read_changes(self._engine, shard))
+        self._edges_number = catalog.count_edges(self._engine, self.record.id)
+        self._begin(self.slab)
+
+    def follow(self, record: KeyValueRecord) -> None:
+        """Store a record that another site has committed, and show it to readers.
+
+        Raises: the errors of the engine.
+        """
+        changes = record.changes
+        if record.kind == RecordKind.KV:
+            self.slab.publish(record.edges, {})
+        elif record.kind == RecordKind.GENERATION and record.family not in self._engine.families():
+            self._engine.create_family(record.family)
+        self._engine.write(changes)
+        if record.kind != RecordKind.KV:
+            return
+        state = catalog.read_state(self._engine, self.record.shard)
+        self.serial = self._stored_serial = state.serial
+        self._timestamp_us = state.timestamp_us
+        self._tell_followers(changes)
+
+    def _tell_followers(self, changes: Changes) -> None:
+        """Let feeds know the changes of a record."""
+        shard = self.record.shard
+        state = catalog.read_changes(self._engine, shard)
+        self.changes = ChangeLog(self._engine, shard, state)
+        self.changes.resume(self.serial)
+        for key, stored in changes.values.get(CHANGES_FAMILY, {}).items():
+            if stored is not None:
+                first, told = head_of(key, stored).first, decode_changes(stored)
+                for tell in self.listeners:
+                    tell(first, told)
+
+    def begin_slab(self, record: SlabRecord) -> KeyValueSlab:
+        """Open the slab of a generation that another site began; return it."""
+        slab, self._edges_number = catalog.open_slab(self._engine, record.id, self.settings)
+        self.record = record
+        self._group.release()
+        self._begin(slab)
+        return slab
+
     def _poison(self, cause: Exception) -> PoisonedError:
         """Refuse all writes from now on because of an error; return the error for callers."""
         self._poisoned_by = cause
@@ -540,6 +626,20 @@ class Committer:
             f"a write failed, close the database and open it again: "
             f"slab={self.record.id} cause={cause}"
         )
+
+
+def _again(found: SiltstoneError) -> SiltstoneError:
+    """Return a refusal that does not speak of what was not stored."""
+    if isinstance(found, ConflictError):
+        return found
+    return RetryError("the shard got a new leader before the commit, try again")
+
+
+def _refused(cause: SiltstoneError) -> SiltstoneError:
+    """Return the error of a transaction that was not tried."""
+    if isinstance(cause, OutcomeUnknownError):
+        return RetryError(f"the commit was not tried: {cause}")
+    return cause
 
 
 def _unknown(cause: SiltstoneError) -> OutcomeUnknownError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from siltstone.clock import Clock
 from siltstone.errors import OutcomeUnknownError, PoisonedError, SiltstoneError
@@ -17,6 +17,13 @@ _KEEP_SECONDS: Final = 1.0
 _NO_LIMIT: Final = 1 << 62
 
 
+class SharedCommits(Protocol):
+    """Commits the transactions of a shard that all sites of a cluster share."""
+
+    def commit(self, batch: list[Operations]) -> Sequence[SiltstoneError | None]:
+        """Store the valid transactions; return the outcome of each. Raises: PoisonedError."""
+
+
 class KeyValueLayout:
     """Stores the transactions of one shard. It belongs to the thread of the shard."""
 
@@ -25,6 +32,8 @@ class KeyValueLayout:
         self._clock = clock
         self._keep = keep
         self._kept_at = clock.monotonic()
+        # Set if all sites of a cluster share the shard.
+        self.shared: SharedCommits | None = None
 
     @property
     def flush_settings(self) -> KeyValueSettings:
@@ -55,6 +64,8 @@ class KeyValueLayout:
     def commit(self, batch: list[Operations]) -> Sequence[Outcome | Exception | None]:
         """Store the valid transactions; return the outcome of each."""
         try:
+            if self.shared is not None:
+                return self.shared.commit(batch)
             return self.committer.commit(batch)
         except PoisonedError as exc:
             return [exc] * len(batch)

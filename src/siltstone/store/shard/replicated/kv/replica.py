@@ -1,0 +1,505 @@
+"""A key-value shard that all sites of a cluster share.
+
+It connects the committer, the shared log, and the way to the leader.
+
+The leader checks a transaction against what is applied, and publishes the changes of a whole group
+as one record. Every site, the leader too, writes a record and the mark behind it in one write of
+the engine. So after a crash the mark is exactly where the data are.
+
+Invariants:
+- a transaction is tried only by the leader of the term for which it was sent;
+- a refusal that speaks of data is given only after it is certain that this site still leads;
+- a transaction that reads sees everything that the leader had committed when it began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import PurePath
+from threading import Condition, Lock
+from time import monotonic
+from typing import Any, Final
+
+from siltstone.clock import Clock
+from siltstone.errors import (
+    ClosedError,
+    ConflictError,
+    OutcomeUnknownError,
+    RetryError,
+    SiltstoneError,
+)
+from siltstone.fs.api import FileSystem
+from siltstone.store.kv.api import Changes, Engine
+from siltstone.store.shard.replicated.copying import Offer
+from siltstone.store.shard.replicated.kv.calls import (
+    CallKind,
+    Committed,
+    Point,
+    decode_answer,
+    decode_ask,
+    decode_commit,
+    encode_answer,
+    encode_ask,
+)
+from siltstone.store.shard.replicated.kv.copying import Exports, check_copied, load
+from siltstone.store.shard.replicated.kv.records import decode_record, encode_record
+from siltstone.store.shard.replicated.kv.router import Answer, CommitRouter
+from siltstone.store.shard.replicated.log import Files, ReplicatedLog
+from siltstone.store.shard.replicated.mark_file import Marked, decode_marked, encode_marked
+from siltstone.store.shard.replicated.payloads import BadPayloadError
+from siltstone.store.shard.replicated.port import NotLeaderError, Replication
+from siltstone.store.tx import catalog
+from siltstone.store.tx.commit.attempts import Admissions, Attempt, Stored
+from siltstone.store.tx.commit.committer import KeyValueRecord, Room
+from siltstone.store.tx.commit.shard import KeyValueShard
+from siltstone.store.tx.operations import NO_SERIAL, Operations
+from siltstone.store.writer.commit_log import Record, RecordKind, Replica
+from siltstone.store.writer.replication.messages import Change, MessageKind
+from siltstone.store.writer.ticket import Ticket
+
+# How long a read waits until this site has what the leader had, unless its timeout is shorter.
+READ_SECONDS: Final = 2.0
+# How long the answer of a leader is waited for, before it or its successor is asked again.
+_ASK_SECONDS: Final = 0.5
+_LOOK_SECONDS: Final = 0.05
+_KINDS: Final = frozenset(
+    {MessageKind.KV, MessageKind.GENERATION, MessageKind.DROP, MessageKind.SETTINGS}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a replicated key-value database is, and what its sites have agreed on."""
+
+    fs: FileSystem
+    clock: Clock
+    directory: PurePath
+    # Its name in the cluster.
+    name: str
+    identity: bytes
+    cluster: Replication
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callbacks:
+    """What the database does when something of a shard has changed. On the thread of the shard."""
+
+    # The shard was replaced by a copy from another site.
+    loaded: Callable[[], None]
+    # Another site has committed a record that is not a group of transactions.
+    followed: Callable[[KeyValueRecord], None]
+    # Does an act that only the leader may do.
+    manage: Callable[[Mapping[str, Any]], None]
+    replicas: Callable[[], int]
+    pending_bytes_max: Callable[[], int]
+
+
+class EngineMarks:
+    """The mark of a shard in the engine that holds its data."""
+
+    def __init__(self, engine: Engine, shard: int, path: PurePath) -> None:
+        self._engine = engine
+        self._shard = shard
+        self._path = path
+
+    def read(self) -> Marked | None:
+        stored = catalog.read_mark(self._engine, self._shard)
+        return None if stored is None else decode_marked(stored, self._path)
+
+    def write(self, marked: Marked) -> None:
+        changes = Changes()
+        catalog.put_mark(changes, self._shard, encode_marked(marked))
+        self._engine.write(changes)
+
+
+class KeyValueReplica:
+    """One shard at this site."""
+
+    def __init__(
+        self,
+        place: Place,
+        engine: Engine,
+        queue: KeyValueShard,
+        callbacks: Callbacks,
+        room: Room | None,
+    ) -> None:
+        committer = queue.committer
+        self._committer = committer
+        self._queue = queue
+        self._callbacks = callbacks
+        self._cluster = place.cluster
+        self._room = room
+        self._place = place
+        self._engine = engine
+        self.number = committer.record.shard
+        self.log = self._open_log()
+        own = place.directory / str(self.number)
+        self._exports = Exports(place.fs, own, engine, self.number)
+        self._exports.clear()
+        self._installing = Lock()
+        self._closed = False
+        self._router = CommitRouter(
+            self.log,
+            place.cluster,
+            sender=place.cluster.producer(),
+            commit_here=self._commit_here,
+            pending_bytes_max=callbacks.pending_bytes_max,
+        )
+        # The attempts of the transactions in the queue, by their identity.
+        self._attempts: dict[int, Attempt] = {}
+        self._batch: list[Operations] = []
+        self._lock = Lock()
+        self._admissions = Admissions(0)
+        # Readers wait here until this site has stored more.
+        self._stored = Condition()
+        committer.is_replicated = True
+        committer.log = self
+        queue.share(_Leading(self), self._router)
+
+    def _open_log(self) -> ReplicatedLog:
+        place, engine = self._place, self._engine
+        return ReplicatedLog(
+            fs=place.fs,
+            clock=place.clock,
+            directory=place.directory,
+            database=place.name,
+            identity=place.identity,
+            shard=self.number,
+            next_serial=self._committer.stored_serial,
+            cluster=place.cluster,
+            marks=EngineMarks(engine, self.number, place.directory),
+            payload=self._payload,
+        )
+
+    def begin(self) -> None:
+        """Begin to read the shared log."""
+        self.log.bind(
+            Files(
+                apply=self._apply,
+                publish=lambda: None,
+                # Each write of the engine is synced, with its mark.
+                sync=lambda: None,
+                resume=self._resume,
+                next_serial=lambda: self._committer.stored_serial,
+                order=self._queue.post,
+                take_call=self._take_call,
+                waits=lambda: self._router.pending,
+                changed=self._changed,
+                offer=self._exports.offer,
+                replicas=self._callbacks.replicas,
+                sealed_segments=list,
+                check=self._check_copied,
+                install=self._install,
+            )
+        )
+
+    def close(self) -> None:
+        """End; call it before the queue is closed."""
+        with self._installing:
+            self._closed = True
+        self._exports.close()
+        self.log.close()
+        self._router.close()
+
+    def check_leads(self) -> None:
+        """Check that this site leads the shard. Raises: NotLeaderError."""
+        if not self.log.leads:
+            leader = self.log.view.leader or "none"
+            raise NotLeaderError(f"another site leads shard {self.number}: {leader}")
+
+    # Transactions that read
+
+    def enter(self, timeout: float | None) -> int:
+        """Wait until this site has everything that the leader had; return the leader's term.
+
+        Raises: RetryError if that takes too long, or no leader is known.
+        """
+        seconds = READ_SECONDS if timeout is None else min(timeout, READ_SECONDS)
+        until = monotonic() + seconds
+        point: Point | None = None
+        while True:
+            view = self.log.view
+            if view.leads:
+                return view.term
+            if point is not None and self._committer.stored_serial >= point.serial:
+                return point.term
+            left = until - monotonic()
+            if left <= 0:
+                raise RetryError(self._why_not(point))
+            if point is None:
+                point = self._ask_leader(min(left, _ASK_SECONDS))
+                continue
+            with self._stored:
+                if self._committer.stored_serial < point.serial:
+                    self._stored.wait(min(left, _LOOK_SECONDS))
+
+    def _ask_leader(self, seconds: float) -> Point | None:
+        """Return what the leader has committed; None if there is no answer in time."""
+        leader = self.log.view.leader
+        answered = _Answered()
+        if leader and leader != self._cluster.site:
+            call = encode_ask(CallKind.CONTEXT, {})
+            self._cluster.send(self.log, leader, call, answered.take)
+            point = answered.wait(seconds)
+            if isinstance(point, Point):
+                return point
+        with self._stored:
+            self._stored.wait(min(seconds, _LOOK_SECONDS))
+        return None
+
+    def _why_not(self, point: Point | None) -> str:
+        if point is None:
+            return (
+                f"no site that leads shard {self.number} has answered, try again: "
+                f"leader={self.log.view.leader or 'none'}"
+            )
+        return (
+            f"this site is behind the leader of shard {self.number}, try again: "
+            f"serial={self._committer.stored_serial} needed={point.serial}"
+        )
+
+    # What another site asks
+
+    def _take_call(self, data: bytes, answer: Callable[[bytes], None]) -> None:
+        def reply(found: Answer | Point) -> None:
+            answer(encode_answer(found))
+
+        try:
+            kind, document, values = decode_ask(data)
+            match kind:
+                case CallKind.COMMIT:
+                    self._commit_here(*decode_commit(document, values), reply)
+                case CallKind.CONTEXT:
+                    self.check_leads()
+                    reply(Point(self.log.view.term, self._committer.stored_serial))
+                case CallKind.MANAGE:
+                    self._manage_here(document, reply)
+        except SiltstoneError as exc:
+            reply(exc)
+
+    def manage(self, document: Mapping[str, Any], timeout: float) -> None:
+        """Let the leader do an act of `Callbacks.manage`; return when it is done.
+
+        Raises: its errors; RetryError if no leader is known; OutcomeUnknownError.
+        """
+        view, answered = self.log.view, _Answered()
+        if view.leads:
+            ticket = self._queue.post(partial(self._callbacks.manage, document))
+            ticket.wait()
+            return
+        if view.leader in ("", self._cluster.site):
+            raise NotLeaderError(f"no site leads shard {self.number}, try again")
+        call = encode_ask(CallKind.MANAGE, document)
+        self._cluster.send(self.log, view.leader, call, answered.take)
+        found = answered.wait(timeout)
+        if isinstance(found, Exception):
+            raise found
+
+    def _manage_here(self, document: Mapping[str, Any], reply: Callable[[Answer], None]) -> None:
+        self.check_leads()
+        ticket = self._queue.post(partial(self._callbacks.manage, document))
+        ticket.on_done(lambda done: reply(done.error))
+
+    def _commit_here(
+        self, attempt: Attempt, operations: Operations, then: Callable[[Answer], None]
+    ) -> None:
+        with self._lock:
+            is_past = attempt.term != self._admissions.term
+            if not is_past:
+                if not self._admissions.admit(attempt):
+                    return
+                self._attempts[id(operations)] = attempt
+        if is_past:
+            then(NotLeaderError(f"this site does not lead shard {self.number} in that term"))
+            return
+        ticket = Ticket(0, 1)
+        try:
+            self._queue.submit_here(operations, ticket)
+        except SiltstoneError as exc:
+            self._attempts.pop(id(operations), None)
+            ticket.resolve(exc, None)
+
+        def tell(done: Ticket) -> None:
+            if done.error is None:
+                then(Committed(operations.serial, operations.duplicate))
+                return
+            operations.serial, operations.duplicate = NO_SERIAL, False
+            then(done.error)
+
+        ticket.on_done(tell)
+
+    # On the thread of the shard
+
+    def commit(self, record: Record, replica: Replica, *, sync: bool) -> None:
+        """Let the shared log store a record, then write it here. It is the log of the committer.
+
+        Raises: NotLeaderError, OutcomeUnknownError; the errors of the engine.
+        """
+        self.log.commit(record, _Writing(self, replica), sync=sync)
+
+    def try_batch(self, batch: list[Operations]) -> list[SiltstoneError | None]:
+        """Commit the valid transactions of a batch, while this site leads."""
+        term = self._admissions.term
+        self._batch = [
+            operations for operations in batch if self._attempts[id(operations)].term == term
+        ]
+        try:
+            refusal = self.log.refusal()
+            if refusal is not None:
+                return [refusal] * len(batch)
+            if len(self._batch) == len(batch):
+                return self._try(batch)
+            # They were sent while this site led an earlier term.
+            past = NotLeaderError("the term for which a transaction was sent has ended")
+            tried = iter(self._try(self._batch) if self._batch else [])
+            own = {id(operations) for operations in self._batch}
+            return [next(tried) if id(each) in own else past for each in batch]
+        finally:
+            self._batch = []
+            with self._lock:
+                for operations in batch:
+                    del self._attempts[id(operations)]
+
+    def _try(self, batch: list[Operations]) -> list[SiltstoneError | None]:
+        committer = self._committer
+        before = committer.stored_serial
+        outcomes = committer.commit(batch)
+        is_unknown = any(isinstance(each, OutcomeUnknownError) for each in outcomes)
+        if committer.stored_serial != before or is_unknown:
+            return outcomes
+        if all(isinstance(each, ConflictError | NotLeaderError) for each in outcomes):
+            return outcomes
+        try:
+            self.log.confirm()
+        except (RetryError, OutcomeUnknownError) as exc:
+            # Nothing was published, so nothing has happened.
+            again = NotLeaderError(f"send the transaction again: {exc}")
+            return [each if isinstance(each, ConflictError) else again for each in outcomes]
+        return outcomes
+
+    def _payload(self, record: Record) -> bytes:
+        assert isinstance(record, KeyValueRecord)
+        if record.kind != RecordKind.KV:
+            return encode_record(record, [])
+        after = self._committer.stored_serial
+        stored = [
+            Stored(attempt.sender, attempt.number, operations.serial)
+            for operations in self._batch
+            if operations.serial > after
+            for attempt in [self._attempts[id(operations)]]
+        ]
+        return encode_record(record, stored)
+
+    def write(self, record: Record, replica: Replica) -> None:
+        """Write a record of this leader, which has counted, with its mark."""
+        assert isinstance(record, KeyValueRecord)
+        catalog.put_mark(record.changes, self.number, encode_marked(self.log.marked()))
+        replica.store(record)
+        replica.sync()
+
+    def _apply(self, change: Change) -> None:
+        """Write a record of another leader, with its mark.
+
+        Raises: BadPayloadError, StorageFullError; the errors of the engine.
+        """
+        if change.kind not in _KINDS:
+            raise BadPayloadError(f"a {change.kind.name} record is in the log of a map")
+        record, stored = decode_record(RecordKind(change.kind), change.payload)
+        if self._room is not None and (full := self._room(len(change.payload))) is not None:
+            raise full
+        catalog.put_mark(record.changes, self.number, encode_marked(self.log.marked()))
+        self._committer.follow(record)
+        if record.kind == RecordKind.KV:
+            self._router.counted(stored)
+        else:
+            self._callbacks.followed(record)
+        with self._stored:
+            self._stored.notify_all()
+
+    def _resume(self) -> None:
+        """Begin to lead, or continue after a record was stored late."""
+        term = self.log.marked().position.term
+        self._committer.lead(term)
+        with self._lock:
+            if self._admissions.term != term:
+                self._admissions = Admissions(term)
+
+    def _changed(self) -> None:
+        self._router.look()
+        with self._stored:
+            self._stored.notify_all()
+
+    # Copying
+
+    def _check_copied(self, offer: Offer) -> None:
+        check_copied(self._place.fs, self.log.staging(), offer)
+
+    def _install(self) -> None:
+        """Replace the shard by what was copied, and continue from there. Not on its thread.
+
+        Raises: ClosedError, CorruptionError, DiskError; the next start finishes it then.
+        """
+        with self._installing:
+            if self._closed:
+                raise ClosedError("the database is closed")
+            self.log.close()
+            self._queue.order(self._load)
+            self.log = self._open_log()
+            self._router.follow(self.log)
+            self._router.lose()
+            self.begin()
+
+    def _load(self) -> None:
+        load(self._place.fs, self._place.directory, self._engine, self.number)
+        self._callbacks.loaded()
+
+
+class _Leading:
+    """What the queue of the shard commits through."""
+
+    def __init__(self, replica: KeyValueReplica) -> None:
+        self._replica = replica
+
+    def commit(self, batch: list[Operations]) -> list[SiltstoneError | None]:
+        return self._replica.try_batch(batch)
+
+
+class _Writing:
+    """The files of this site, for a record of this leader."""
+
+    def __init__(self, shard: KeyValueReplica, replica: Replica) -> None:
+        self._shard = shard
+        self._replica = replica
+
+    def store(self, record: Record) -> None:
+        self._shard.write(record, self._replica)
+
+    def sync(self) -> None:
+        """Do nothing: the write of the engine was synced."""
+
+    def publish(self) -> None:
+        """Do nothing: what is written is visible."""
+
+
+class _Answered:
+    """The answer of another site, which a thread waits for."""
+
+    def __init__(self) -> None:
+        self._ticket = Ticket(0, 1)
+        self._found: Committed | Point | SiltstoneError | None = None
+
+    def take(self, data: bytes | None) -> None:
+        if data is None:
+            self._found = OutcomeUnknownError("the leader of the shard has not answered")
+        else:
+            self._found = decode_answer(data)
+        self._ticket.resolve(None, None)
+
+    def wait(self, seconds: float) -> Committed | Point | SiltstoneError | None:
+        try:
+            self._ticket.wait(seconds)
+        except OutcomeUnknownError as exc:
+            return exc
+        return self._found

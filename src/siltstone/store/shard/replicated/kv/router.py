@@ -1,0 +1,272 @@
+"""The way of transactions to the leader of a replicated shard, wherever it is.
+
+Each attempt is sent once. Its outcome is the answer of the leader, or what this site reads in the
+shared log: the record with the attempt, or a term that counted before such a record. So an answer
+that is lost does no harm while this site reads the log.
+
+Invariants:
+- a transaction is sent again only if the attempt before it was refused for certain;
+- a transaction that nothing waits for any more is not sent again, and its outcome is unknown;
+- the bytes of the waiting transactions are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from threading import Condition
+from typing import Final
+
+from siltstone.errors import (
+    ClosedError,
+    OutcomeUnknownError,
+    OverloadedError,
+    PoisonedError,
+    RetryError,
+    UsageError,
+)
+from siltstone.store.shard.replicated.kv.calls import (
+    Committed,
+    Point,
+    decode_answer,
+    encode_commit,
+)
+from siltstone.store.shard.replicated.log import ReplicatedLog
+from siltstone.store.shard.replicated.port import (
+    NotLeaderError,
+    Replication,
+    UnknownVersionError,
+)
+from siltstone.store.tx.commit.attempts import Attempt, Sender, Stored
+from siltstone.store.tx.commit.ticket import CommitTicket
+from siltstone.store.tx.operations import ANY_GENERATION, NO_ID, Operations
+
+Answer = Committed | Exception | None
+# Commits a transaction on this site, which leads; the function gets the answer.
+CommitHere = Callable[[Attempt, Operations, Callable[[Answer], None]], None]
+# These refusals say nothing about the transaction: it is sent again.
+_AGAIN: Final = frozenset({RetryError, NotLeaderError, UnknownVersionError})
+# A larger transaction does not fit into a message between sites.
+CALL_BYTES_MAX: Final = 32 * 1024 * 1024
+
+
+class _Waiting:
+    """A transaction without an outcome. `number` is its attempt, 0 if none is under way."""
+
+    __slots__ = ("number", "operations", "ticket")
+
+    def __init__(self, operations: Operations, ticket: CommitTicket) -> None:
+        self.operations = operations
+        self.ticket = ticket
+        self.number = 0
+
+    @property
+    def asks(self) -> bool:
+        """Whether it changes nothing, so that its outcome is never unknown."""
+        return self.operations.changes_nothing()
+
+
+class CommitRouter:
+    """Gives the transactions of this site to the leader of one shard. From any thread."""
+
+    def __init__(
+        self,
+        log: ReplicatedLog,
+        cluster: Replication,
+        *,
+        sender: bytes,
+        commit_here: CommitHere,
+        pending_bytes_max: Callable[[], int],
+    ) -> None:
+        self._log = log
+        self._cluster = cluster
+        self._commit_here = commit_here
+        self._pending_bytes_max = pending_bytes_max
+        self._condition = Condition()
+        self._sender = Sender(sender)
+        # In the order in which they came.
+        self._waiting: dict[CommitTicket, _Waiting] = {}
+        self._sent: dict[int, _Waiting] = {}
+        self._pending_bytes = 0
+        self._closed = False
+
+    def submit(self, operations: Operations, ticket: CommitTicket, timeout: float | None) -> None:
+        """Take a transaction; its ticket gets the outcome. Raises: OverloadedError, ClosedError."""
+        size = operations.size_bytes
+        with self._condition:
+            if self._pending_bytes and self._pending_bytes + size > self._pending_bytes_max():
+                self._wait_for_room(size, timeout)
+            self._add(_Waiting(operations, ticket))
+
+    def confirm(self, operations: Operations, ticket: CommitTicket) -> None:
+        """Settle a transaction that only read, if the term in which it began has not ended."""
+        asked = Operations(operations.term, ANY_GENERATION, True, NO_ID)  # noqa: FBT003 - compiled
+        with self._condition:
+            self._add(_Waiting(asked, ticket))
+
+    def withdraw(self, ticket: CommitTicket) -> bool:
+        """Give a transaction up; return whether it was certainly not committed."""
+        with self._condition:
+            waiting = self._waiting.get(ticket)
+            if waiting is None:
+                return False
+            self._remove(waiting)
+            if waiting.number:
+                self._sender.give_up(waiting.number)
+            return not waiting.number or waiting.asks
+
+    def follow(self, log: ReplicatedLog) -> None:
+        """Use the log of the shard after the shard was copied."""
+        with self._condition:
+            self._log = log
+
+    def look(self) -> None:
+        """Send what is not under way: the leader has changed, or some time has passed."""
+        view = self._log.view
+        with self._condition:
+            for number in self._sender.counted_term(view.term):
+                # It was refused for certain: the new leader decides.
+                self._again(self._sent[number])
+            for waiting in list(self._waiting.values()):
+                if not waiting.number and not self._send(waiting):
+                    break
+
+    def counted(self, stored: Iterable[Stored]) -> None:
+        """Take the transactions of a record that counted. On the thread of the shard."""
+        with self._condition:
+            found = [
+                (self._sent[each.number], Committed(each.serial, duplicate=False))
+                for each in self._sender.counted(stored)
+            ]
+            for waiting, _ in found:
+                self._remove(waiting)
+        for waiting, committed in found:
+            _settle(waiting, committed)
+
+    def lose(self) -> None:
+        """Take that this site has not read a part of the log: it was copied from another site."""
+        with self._condition:
+            lost: list[_Waiting] = []
+            for waiting in list(self._sent.values()):
+                self._sender.give_up(waiting.number)
+                if waiting.operations.id_digest or waiting.asks:
+                    # It can be found by its id.
+                    self._again(waiting)
+                else:
+                    self._remove(waiting)
+                    lost.append(waiting)
+        unknown = OutcomeUnknownError("this site has copied the shard and not read the record")
+        for waiting in lost:
+            _settle(waiting, unknown)
+
+    @property
+    def pending(self) -> int:
+        """The number of transactions without an outcome."""
+        return len(self._waiting)
+
+    def close(self) -> None:
+        """End: the outcome of the transactions that a leader has stays unknown."""
+        with self._condition:
+            self._closed = True
+            left, self._waiting = list(self._waiting.values()), {}
+            self._sent.clear()
+            self._condition.notify_all()
+        for waiting in left:
+            text = "the store was closed before the transaction had an outcome"
+            is_known = not waiting.number or waiting.asks
+            _settle(waiting, ClosedError(text) if is_known else OutcomeUnknownError(text))
+
+    def _wait_for_room(self, size: int, timeout: float | None) -> None:
+        fits = self._condition.wait_for(
+            lambda: (
+                self._closed
+                or not self._pending_bytes
+                or self._pending_bytes + size <= self._pending_bytes_max()
+            ),
+            timeout,
+        )
+        if not fits:
+            raise OverloadedError(
+                f"too many bytes wait for the leader of the shard, try again: "
+                f"pending_bytes={self._pending_bytes}"
+            )
+
+    # The caller holds the lock.
+
+    def _add(self, waiting: _Waiting) -> None:
+        if self._closed:
+            raise ClosedError("the database is closed")
+        self._waiting[waiting.ticket] = waiting
+        self._pending_bytes += waiting.operations.size_bytes
+        self._send(waiting)
+
+    def _remove(self, waiting: _Waiting) -> None:
+        del self._waiting[waiting.ticket]
+        self._sent.pop(waiting.number, None)
+        self._pending_bytes -= waiting.operations.size_bytes
+        self._condition.notify_all()
+
+    def _again(self, waiting: _Waiting) -> None:
+        self._sent.pop(waiting.number, None)
+        waiting.number = 0
+
+    def _send(self, waiting: _Waiting) -> bool:
+        """Send a transaction to the leader; return whether one is known."""
+        view = self._log.view
+        if not view.leads and view.leader in ("", self._cluster.site):
+            return False
+        attempt = self._sender.begin(view.term)
+        waiting.number = attempt.number
+        self._sent[attempt.number] = waiting
+        then = partial(self._answered, attempt.number)
+        if view.leads:
+            self._commit_here(attempt, waiting.operations, then)
+            return True
+        call = encode_commit(attempt, waiting.operations)
+        if len(call) > CALL_BYTES_MAX:
+            then(
+                UsageError(
+                    f"the transaction is too large for another site, split it: "
+                    f"size_bytes={len(call)} max={CALL_BYTES_MAX}"
+                )
+            )
+        else:
+            self._cluster.send(self._log, view.leader, call, partial(_told, then))
+        return True
+
+    def _answered(self, number: int, answer: Answer) -> None:
+        with self._condition:
+            waiting = self._sent.get(number)
+            if waiting is None or answer is None:
+                # The shared log tells what became of it.
+                return
+            if isinstance(answer, OutcomeUnknownError | ClosedError):
+                return
+            if isinstance(answer, PoisonedError) and not self._log.view.leads:
+                # That site is broken. The record may have counted.
+                return
+            self._sender.ended(number)
+            if type(answer) in _AGAIN:
+                # No leader has it any more. It is sent again when a leader is known.
+                self._again(waiting)
+                return
+            self._remove(waiting)
+        _settle(waiting, answer)
+
+
+def _settle(waiting: _Waiting, answer: Committed | Exception) -> None:
+    ticket = waiting.ticket
+    if isinstance(answer, Exception):
+        ticket.resolve(answer, None)
+        return
+    if ticket.operations is waiting.operations:
+        ticket.operations.serial = answer.serial
+        ticket.operations.duplicate = answer.duplicate
+    ticket.resolve(None, None)
+
+
+def _told(then: Callable[[Answer], None], data: bytes | None) -> None:
+    answer = None if data is None else decode_answer(data)
+    if isinstance(answer, Point):
+        answer = OutcomeUnknownError("another site has answered another question")
+    then(answer)

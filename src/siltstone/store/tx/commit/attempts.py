@@ -1,0 +1,124 @@
+"""The attempts to commit transactions at the leader of a replicated shard, at both ends.
+
+Each site has one sender for each shard. It numbers its attempts and sends each one once, to the
+site that leads a term. The record that stores a transaction names the attempt, so every site learns
+from the shared log which attempts were stored.
+
+Invariants:
+- an attempt is admitted at most once, and only in its term;
+- an attempt was stored if and only if its record counted. If a higher term counted before that, it
+  was not stored, and never will be;
+- after the sender has given an attempt up, the leader that takes a later attempt has taken the
+  first one before, or never takes it. So an attempt with the same transaction id finds the id, or
+  was the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+# Given-up attempts that a sender repeats in each later attempt; one that is older is refused.
+GIVEN_UP_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt. All numbers below `lowest` have ended, and so have those in `given_up`."""
+
+    sender: bytes
+    number: int
+    term: int
+    lowest: int
+    given_up: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A transaction in a record: its attempt, and the serial of the commit."""
+
+    sender: bytes
+    number: int
+    serial: int
+
+
+class Sender:
+    """The attempts of one site to one shard."""
+
+    def __init__(self, sender: bytes) -> None:
+        self.sender = sender
+        self._next = 1
+        # The attempts without an outcome, with their terms.
+        self._open: dict[int, int] = {}
+        self._given_up: list[int] = []
+
+    def begin(self, term: int) -> Attempt:
+        """Return a new attempt for the leader of a term."""
+        number = self._next
+        self._next += 1
+        self._open[number] = term
+        lowest = min(self._open)
+        self._given_up = [each for each in self._given_up if each > lowest][-GIVEN_UP_MAX:]
+        return Attempt(
+            sender=self.sender,
+            number=number,
+            term=term,
+            lowest=lowest,
+            given_up=tuple(self._given_up),
+        )
+
+    def ended(self, number: int) -> bool:
+        """Take the outcome of an attempt; return whether it had none before."""
+        return self._open.pop(number, None) is not None
+
+    def give_up(self, number: int) -> None:
+        """Take that nothing waits for an attempt any more; it may be stored or not."""
+        if self._open.pop(number, None) is not None:
+            self._given_up.append(number)
+
+    def counted(self, stored: Iterable[Stored]) -> list[Stored]:
+        """Take a record that counted; return our attempts that were open."""
+        return [each for each in stored if each.sender == self.sender and self.ended(each.number)]
+
+    def counted_term(self, term: int) -> list[int]:
+        """Take a term that counted; return the open attempts of earlier ones: they never count."""
+        past = [number for number, of in self._open.items() if of < term]
+        for number in past:
+            del self._open[number]
+        return past
+
+
+class _Known:
+    """What a leader knows of one sender."""
+
+    __slots__ = ("lowest", "taken")
+
+    def __init__(self) -> None:
+        self.lowest = 0
+        self.taken: set[int] = set()
+
+
+class Admissions:
+    """The attempts that the leader of one term has taken."""
+
+    def __init__(self, term: int) -> None:
+        self.term = term
+        self._known: dict[bytes, _Known] = {}
+
+    def size(self) -> int:
+        """Return the number of attempts that are remembered."""
+        return sum(len(known.taken) for known in self._known.values())
+
+    def admit(self, attempt: Attempt) -> bool:
+        """Return whether an attempt may be tried: it is of this term, and was not taken before."""
+        if attempt.term != self.term:
+            return False
+        known = self._known.setdefault(attempt.sender, _Known())
+        known.lowest = max(known.lowest, attempt.lowest)
+        known.taken.update(attempt.given_up)
+        known.taken = {number for number in known.taken if number >= known.lowest}
+        if attempt.number < known.lowest or attempt.number in known.taken:
+            return False
+        known.taken.add(attempt.number)
+        return True

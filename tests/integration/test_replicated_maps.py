@@ -1,0 +1,433 @@
+"""Key-value databases of several sites over one shared log: every site has the same commits, and a
+transaction of any site is committed once, or not at all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import PurePath
+
+import pytest
+
+from siltstone.errors import (
+    ConflictError,
+    OutcomeUnknownError,
+    PreconditionError,
+    RetryError,
+    SiltstoneError,
+    UsageError,
+)
+from siltstone.fs.memory import MemoryFileSystem
+from siltstone.store.directory import Store
+from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.kv.memory import MemoryEngine
+from siltstone.store.log.write.partition import Columns
+from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.store.tx.transaction import Transaction
+from tests.support.shared_log import MemorySite, SharedLogs
+
+SETTINGS = KeyValueSettings(backend="replicated", timed=False, feed_bytes=1 << 20)
+KEY = ("kv/m", 0)
+PATIENCE = 20.0
+_NEVER = threading.Event()
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, what
+        _NEVER.wait(0.002)
+
+
+class Three:
+    """Three sites with a store each. Their engines outlive their stores."""
+
+    def __init__(self, closing: ExitStack, settings: KeyValueSettings = SETTINGS) -> None:
+        self.logs = SharedLogs()
+        self.settings = settings
+        self.closing = closing
+        self.files = {name: MemoryFileSystem() for name in "abc"}
+        self.engines: dict[str, MemoryEngine] = {}
+        self.sites: dict[str, MemorySite] = {}
+        self.databases: dict[str, KeyValueDatabase] = {}
+        for name in "abc":
+            self.start(name)
+
+    def start(self, name: str) -> KeyValueDatabase:
+        site = self.sites[name] = self.logs.site(name)
+
+        def open_engine(_: PurePath) -> MemoryEngine:
+            before = self.engines.get(name)
+            engine = self.engines[name] = MemoryEngine() if before is None else before.reopened()
+            return engine
+
+        store = site.open(self.files[name], open_engine=open_engine)
+        self.closing.callback(_close, store)
+        database = self.databases[name] = store.keyvalue("m", self.settings)
+        return database
+
+    def start_cut(self, name: str, operations: int) -> None:
+        """Start a site whose power is cut after so many operations of a copy; wait for that."""
+        site = self.sites[name] = self.logs.site(name)
+        site.cut_after = operations
+
+        def open_engine(_: PurePath) -> MemoryEngine:
+            engine = self.engines[name] = self.engines[name].reopened()
+            return engine
+
+        store = site.open(self.files[name], open_engine=open_engine)
+        self.closing.callback(_close, store)
+        store.keyvalue("m", self.settings)
+        until(lambda: site.copying is not None, f"{name} begins to copy")
+        assert site.copying is not None
+        site.copying.join(PATIENCE)
+
+    def crash(self, name: str) -> None:
+        """End a site as a process that was killed: what its engine has written stays."""
+        self.sites[name].crash()
+        self.files[name] = self.files[name].kill_clone()
+        self.engines[name] = self.engines[name].reopened()
+
+    def lead(self, name: str) -> None:
+        log = self.sites[name].attached[KEY]
+        # A claim that knows an older term only is ignored.
+        until(lambda: log.view.progress.sequence == len(self.logs.messages[KEY]), f"{name} reads")
+        log.claim()
+        until(lambda: log.view.leads, f"{name} leads")
+
+    def nudge(self) -> None:
+        for site in list(self.sites.values()):
+            for log in list(site.attached.values()):
+                log.tick()
+
+    def settle(self) -> None:
+        """Wait until all sites have read everything."""
+        last = len(self.logs.messages[KEY])
+        for site in self.sites.values():
+            log = site.attached.get(KEY)
+            if log is not None:
+                until(lambda: log.view.progress.sequence == last, "all is read")  # noqa: B023
+
+    def rows(self, name: str) -> dict[str, bytes]:
+        return {row.topic: row.value for row in self.databases[name].read()}
+
+
+def _close(store: Store) -> None:
+    with suppress(SiltstoneError):
+        store.close()
+
+
+@pytest.fixture
+def three() -> Iterator[Three]:
+    with ExitStack() as closing:
+        sites = Three(closing)
+        done = threading.Event()
+
+        def nudge() -> None:
+            while not done.wait(0.02):
+                sites.nudge()
+
+        # As the beats of a site do.
+        thread = threading.Thread(target=nudge)
+        thread.start()
+        closing.callback(thread.join)
+        closing.callback(done.set)
+        yield sites
+
+
+def write(database: KeyValueDatabase, topic: str, value: bytes) -> int:
+    with database.transaction() as transaction:
+        transaction.write(topic, value)
+    return transaction.serial
+
+
+def increment(transaction: Transaction) -> int:
+    count = int(transaction.get("count") or b"0") + 1
+    transaction.write("count", b"%d" % count)
+    return count
+
+
+def test_a_commit_at_any_site_is_at_every_site(three: Three) -> None:
+    three.lead("a")
+    assert [write(three.databases[name], f"t/{name}", name.encode()) for name in "abc"] == [1, 2, 3]
+    three.settle()
+    expected = {"t/a": b"a", "t/b": b"b", "t/c": b"c"}
+    assert [three.rows(name) for name in "abc"] == [expected] * 3
+
+
+def test_a_transaction_reads_what_was_committed_at_another_site_before_it_began(
+    three: Three,
+) -> None:
+    three.lead("a")
+    for number in range(30):
+        name = "abc"[number % 3]
+        done = three.databases[name].transact(increment)
+        assert done.value == number + 1
+
+
+def test_a_transaction_conflicts_with_one_of_another_site(three: Three) -> None:
+    three.lead("a")
+    first = three.databases["b"].transaction()
+    increment(first)
+    second = three.databases["c"].transaction()
+    increment(second)
+    second.commit()
+    with pytest.raises(ConflictError):
+        first.commit()
+    three.settle()
+    assert [three.rows(name) for name in "abc"] == [{"count": b"1"}] * 3
+
+
+def test_a_requirement_is_checked_at_the_leader(three: Three) -> None:
+    three.lead("a")
+    write(three.databases["a"], "t", b"1")
+    transaction = three.databases["c"].transaction()
+    transaction.require_present("t", value=b"2")
+    transaction.write("t", b"3")
+    with pytest.raises(PreconditionError) as refused:
+        transaction.commit()
+    assert refused.value.unmet[0].found == b"1"
+
+
+def test_a_transaction_that_began_under_another_leader_conflicts(three: Three) -> None:
+    three.lead("a")
+    write(three.databases["b"], "count", b"5")
+    transaction = three.databases["b"].transaction()
+    assert increment(transaction) == 6
+    three.lead("c")
+    with pytest.raises(ConflictError, match="new leader"):
+        transaction.commit()
+    assert three.databases["b"].transact(increment).value == 6
+
+
+def test_a_read_only_transaction_is_committed_only_in_its_term(three: Three) -> None:
+    three.lead("a")
+    write(three.databases["a"], "t", b"1")
+    transaction = three.databases["b"].transaction()
+    assert transaction.get("t") == b"1"
+    three.lead("c")
+    with pytest.raises(ConflictError):
+        transaction.commit()
+
+
+def test_a_deposed_leader_does_not_answer_reads_with_old_data(three: Three) -> None:
+    three.lead("a")
+    write(three.databases["a"], "t", b"old")
+    # It reads and publishes nothing, as a process that is stopped, and does not know it.
+    with three.logs.lock:
+        log = three.sites["a"].attached.pop(KEY)
+    three.lead("b")
+    write(three.databases["b"], "t", b"new")
+    transaction = three.databases["a"].transaction(timeout=0.2)
+    assert transaction.get("t") == b"old"
+    with pytest.raises(RetryError):
+        transaction.commit()
+    with three.logs.lock:
+        start = log.view.progress.sequence
+        for sequence, data in enumerate(three.logs.messages[KEY][start:], start + 1):
+            log.deliver(sequence, data)
+        three.sites["a"].attached[KEY] = log
+    assert three.databases["a"].get("t") == b"new"
+
+
+def test_a_transaction_id_is_committed_once_over_a_failover(three: Three) -> None:
+    three.lead("a")
+
+    def add(transaction: Transaction) -> None:
+        transaction.add("count", 1)
+
+    database = three.databases["b"]
+    assert database.transact(add, id="order 7").duplicate is False
+    three.crash("a")
+    three.lead("c")
+    done = database.transact(add, id="order 7")
+    assert (done.duplicate, done.serial) == (True, 1)
+    assert database.outcome("order 7") == 1
+    assert database.outcome("order 8") is None
+    three.settle()
+    assert three.rows("b") == three.rows("c") == {"count": (1).to_bytes(8, "big")}
+
+
+def test_a_commit_whose_answer_is_lost_is_found_in_the_log(three: Three) -> None:
+    three.lead("a")
+    three.sites["b"].loses_answers = True
+    assert write(three.databases["b"], "t", b"1") == 1
+    three.settle()
+    assert three.rows("b") == {"t": b"1"}
+
+
+def test_what_a_dead_leader_did_not_store_is_committed_by_the_next_one(three: Three) -> None:
+    three.lead("a")
+    write(three.databases["a"], "t", b"0")
+    # The call arrives, and nothing comes of it.
+    three.sites["a"].is_cut = True
+    ticket = three.databases["b"].append(Columns([b"t"], [b"1"]))
+    _NEVER.wait(0.05)
+    assert not ticket.done
+    three.lead("c")
+    ticket.wait(PATIENCE)
+    three.settle()
+    assert three.rows("c") == {"t": b"1"}
+    three.sites["a"].is_cut = False
+    until(lambda: three.rows("a") == {"t": b"1"}, "a follows")
+    assert three.databases["a"].transact(increment).value == 1
+
+
+def test_a_site_that_was_killed_follows_from_its_mark(three: Three) -> None:
+    three.lead("a")
+    for number in range(20):
+        write(three.databases["b"], f"t/{number}", b"x")
+    three.crash("c")
+    for number in range(20, 40):
+        write(three.databases["b"], f"t/{number}", b"x")
+    three.start("c")
+    three.settle()
+    assert three.rows("c") == three.rows("a")
+    assert len(three.rows("c")) == 40
+
+
+def test_concurrent_counters_lose_nothing(three: Three) -> None:
+    three.lead("a")
+    acknowledged: list[int] = []
+    unknown: list[int] = []
+
+    def count(name: str) -> None:
+        for number in range(25):
+            try:
+                three.databases[name].transact(increment, retries=1000)
+                acknowledged.append(number)
+            except OutcomeUnknownError:
+                unknown.append(number)
+
+    threads = [threading.Thread(target=count, args=(name,)) for name in "bcbc"]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(acknowledged) > 20, "some are counted")
+    three.lead("b")
+    until(lambda: len(acknowledged) > 50, "more are counted")
+    three.lead("c")
+    for thread in threads:
+        thread.join(PATIENCE)
+    three.settle()
+    found = int(three.rows("b")["count"])
+    assert len(acknowledged) + len(unknown) == 100
+    assert len(acknowledged) <= found <= 100
+    assert [three.rows(name) for name in "abc"] == [{"count": b"%d" % found}] * 3
+
+
+def test_a_feed_has_the_same_changes_in_the_same_order_at_every_site(three: Three) -> None:
+    three.lead("a")
+    feeds = {name: three.databases[name].feed("#") for name in "abc"}
+    for number in range(10):
+        write(three.databases["abc"[number % 3]], f"t/{number % 4}", b"%d" % number)
+    three.settle()
+    seen: dict[str, list[tuple[int, str, bytes | None]]] = {}
+    for name, feed in feeds.items():
+        found = seen[name] = []
+        while len(found) < 10:
+            read = feed.next(PATIENCE)
+            assert read is not None
+            found += [(change.serial, change.topic, change.value) for change in read.changes()]
+    assert seen["a"] == seen["b"] == seen["c"]
+    assert [value for _, _, value in seen["a"]] == [b"%d" % number for number in range(10)]
+
+
+def test_generations_drops_and_settings_are_the_same_at_every_site() -> None:
+    settings = KeyValueSettings(backend="replicated", shards=2)
+    with ExitStack() as closing:
+        three = Three(closing, settings)
+        for name, number in (("a", 0), ("b", 1)):
+            log = three.sites[name].attached["kv/m", number]
+            log.claim()
+            until(lambda: log.view.leads, "it leads")  # noqa: B023
+        for name in "abc":
+            until(
+                lambda: all(log.view.term for log in three.sites[name].attached.values()),  # noqa: B023
+                "all know the leaders",
+            )
+        database = three.databases["c"]
+        for shard in range(2):
+            with database.transaction(shard=shard) as transaction:
+                transaction.write("t/1", b"old", 1)
+        database.seal()
+        for shard in range(2):
+            until(lambda: len(three.databases["c"].slabs()) == 4, "all are sealed")
+            with database.transaction(shard=shard) as transaction:
+                transaction.write("t/2", b"new", 2)
+        database.configure(retain_seconds=3600.0)
+        oldest = database.slabs()[0].id
+        database.drop_slab(oldest)
+        for other in three.databases.values():
+            until(lambda: len(other.slabs()) == 3, "the slab is dropped")  # noqa: B023
+            until(lambda: other.settings.retain_seconds == 3600.0, "the settings are there")  # noqa: B023
+        assert len({str(other.slabs()) for other in three.databases.values()}) == 1
+
+
+def trim(three: Three) -> None:
+    """Remove all but the last message of the log."""
+    with three.logs.lock:
+        three.logs.first = len(three.logs.messages[KEY])
+
+
+def add_two(transaction: Transaction) -> None:
+    transaction.add("sum", 2)
+
+
+@pytest.mark.parametrize("wiped", [False, True])
+def test_a_site_behind_the_trim_copies_the_shard(three: Three, wiped: bool) -> None:
+    three.lead("a")
+    for number in range(30):
+        write(three.databases["c"], f"t/{number}", b"x" * 100)
+    three.crash("c")
+    if wiped:
+        three.files["c"] = MemoryFileSystem()
+        del three.engines["c"]
+    with three.databases["b"].transaction() as transaction:
+        transaction.delete("t/1")
+        transaction.write("t/30", b"y")
+    three.databases["b"].transact(add_two, id="order 9")
+    three.settle()
+    trim(three)
+    three.start("c")
+    until(lambda: three.rows("c") == three.rows("a"), "c has copied")
+    assert len(three.rows("c")) == 31
+    assert three.sites["c"].failed is None
+    # It goes on with the log, leads, and remembers the ids.
+    write(three.databases["a"], "after", b"1")
+    three.settle()
+    three.lead("c")
+    done = three.databases["a"].transact(add_two, id="order 9", retries=100)
+    assert done.duplicate
+    assert three.databases["c"].transact(increment, retries=0).serial == done.serial + 2
+    three.settle()
+    assert three.rows("c") == three.rows("b")
+    feed = three.databases["c"].feed("after")
+    read = feed.next(PATIENCE)
+    assert read is not None
+    assert [change.topic for change in read.changes()] == ["after"]
+
+
+@pytest.mark.parametrize("operations", range(1, 40, 3))
+def test_a_copy_that_is_cut_is_finished_at_the_next_start(operations: int, three: Three) -> None:
+    three.lead("a")
+    for number in range(10):
+        write(three.databases["a"], f"t/{number}", b"x" * 100)
+    three.crash("c")
+    three.settle()
+    for number in range(10, 13):
+        write(three.databases["a"], f"t/{number}", b"x")
+    trim(three)
+    three.start_cut("c", operations)
+    three.crash("c")
+    three.start("c")
+    until(lambda: three.rows("c") == three.rows("a"), "c has copied")
+
+
+def test_a_replicated_map_needs_its_cluster(three: Three) -> None:
+    engine = three.engines["a"].reopened()
+    store = Store(PurePath("/other"), fs=MemoryFileSystem(), open_engine=lambda _: engine)
+    with store, pytest.raises(UsageError, match="needs a cluster"):
+        store.keyvalue("m", create=True)

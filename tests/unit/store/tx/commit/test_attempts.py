@@ -1,0 +1,88 @@
+"""Each attempt to commit is admitted once, in its term, and its sender learns its outcome."""
+
+from __future__ import annotations
+
+from siltstone.store.tx.commit.attempts import Admissions, Attempt, Sender, Stored
+
+NAME = b"s" * 16
+
+
+def test_an_attempt_is_admitted_once() -> None:
+    attempt = Sender(NAME).begin(3)
+    admissions = Admissions(3)
+    assert admissions.admit(attempt)
+    assert not admissions.admit(attempt)
+
+
+def test_an_attempt_is_admitted_only_in_its_term() -> None:
+    attempt = Sender(NAME).begin(3)
+    assert not Admissions(2).admit(attempt)
+    assert not Admissions(4).admit(attempt)
+
+
+def test_attempts_may_arrive_in_any_order() -> None:
+    sender, admissions = Sender(NAME), Admissions(1)
+    first, second = sender.begin(1), sender.begin(1)
+    assert admissions.admit(second)
+    assert admissions.admit(first)
+
+
+def test_an_attempt_that_was_given_up_is_refused_after_a_later_one_was_taken() -> None:
+    sender, admissions = Sender(NAME), Admissions(1)
+    oldest, given_up = sender.begin(1), sender.begin(1)
+    sender.give_up(given_up.number)
+    assert admissions.admit(sender.begin(1))
+    assert not admissions.admit(given_up)
+    assert admissions.admit(oldest)
+
+
+def test_an_attempt_below_the_lowest_open_one_is_refused() -> None:
+    sender, admissions = Sender(NAME), Admissions(1)
+    late = sender.begin(1)
+    assert sender.ended(late.number)
+    assert admissions.admit(sender.begin(1))
+    assert not admissions.admit(late)
+
+
+def test_a_leader_forgets_the_attempts_that_have_ended() -> None:
+    sender, admissions = Sender(NAME), Admissions(1)
+    for _ in range(100):
+        attempt = sender.begin(1)
+        assert admissions.admit(attempt)
+        sender.ended(attempt.number)
+    assert admissions.size() <= 1
+
+
+def test_senders_do_not_disturb_each_other() -> None:
+    admissions = Admissions(1)
+    assert admissions.admit(Sender(NAME).begin(1))
+    assert admissions.admit(Sender(b"t" * 16).begin(1))
+
+
+def test_a_record_ends_the_attempts_of_its_sender_once() -> None:
+    sender = Sender(NAME)
+    number = sender.begin(1).number
+    stored = Stored(NAME, number, 9)
+    assert sender.counted([Stored(b"t" * 16, number, 8), stored]) == [stored]
+    assert sender.counted([stored]) == []
+    assert not sender.ended(number)
+
+
+def test_a_term_ends_the_attempts_of_earlier_terms() -> None:
+    sender = Sender(NAME)
+    first, second = sender.begin(1), sender.begin(2)
+    assert sender.counted_term(1) == []
+    assert sender.counted_term(2) == [first.number]
+    assert sender.counted_term(3) == [second.number]
+    assert sender.counted([Stored(NAME, second.number, 1)]) == []
+
+
+def test_an_attempt_says_what_has_ended() -> None:
+    sender = Sender(NAME)
+    first, second = sender.begin(1), sender.begin(1)
+    sender.give_up(second.number)
+    assert sender.begin(1) == Attempt(
+        sender=NAME, number=3, term=1, lowest=first.number, given_up=(second.number,)
+    )
+    sender.ended(first.number)
+    assert sender.begin(1) == Attempt(sender=NAME, number=4, term=1, lowest=3)
