@@ -66,6 +66,7 @@ fmt: $(SYNCED)  ## format, and mend what can be mended by machine
 bench: $(BUILT) $(PEERS)  ## measure against the speeds we promise, beside Mosquitto, NATS, RocksDB and SQLite
 	$(BIN)/python -m bench.traffic
 	$(BIN)/python -m bench
+	$(BIN)/python -m bench.reading --only small
 	$(BIN)/python -m bench.broker
 	$(BIN)/python -m bench.sessions
 	$(BIN)/python -m bench.idle_sessions

@@ -6,7 +6,7 @@ import argparse
 
 from rich.console import Console
 
-from bench import appending, archive, feeds, footprint, reading, scale, small_frames, transactions
+from bench import appending, archive, feeds, footprint, reading, scale, transactions
 from siltstone.version import __version__, form
 
 
@@ -19,7 +19,6 @@ def main() -> None:
     console.print(f"siltstone {__version__} ({form()})")
     console.print(appending.run())
     console.print(reading.run())
-    console.print(small_frames.run())
     for table in feeds.run():
         console.print(table)
     console.print(footprint.run(full=full))

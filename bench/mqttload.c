@@ -24,6 +24,7 @@
  *          -L leave: like -R, but stop after publishing, leaving the sessions behind for -Z
  *          -D durable: subscribers have clean session 0 while they are connected, too
  *          -G group: each message is owed to one of the subscribers, not to all of them
+ *          -J JSON payloads of -s bytes (100 at least), without the times that subscribers need; with -S 0
  *          -I client id prefix  -u user  -k password  -e seconds to wait for what is owed
  */
 #define _GNU_SOURCE
@@ -57,10 +58,10 @@ typedef struct {
 
 static struct {
     const char *host, *filter, *pattern, *prefix, *user, *pass;
-    int port, pubs, subs, qos, size, topics, window, replay, resume, leave, durable, group;
+    int port, pubs, subs, qos, size, topics, window, replay, resume, leave, durable, group, json;
     double seconds, rate, patience; uint64_t count;
 } o = {"127.0.0.1", "bench/#", "bench/%d/device/%d/telemetry", "load", NULL, NULL,
-       1883, 4, 0, 1, 100, 1000, 512, 0, 0, 0, 0, 0, 5, 0, 10, 0};
+       1883, 4, 0, 1, 100, 1000, 512, 0, 0, 0, 0, 0, 0, 5, 0, 10, 0};
 
 static int ep;
 static uint32_t *lat, *alat; static size_t n_lat, n_alat, seen_lat, seen_alat;
@@ -125,8 +126,15 @@ static int publish(conn *c) {
     memcpy(p, h, hl); p += hl; *p++ = tl >> 8; *p++ = tl; memcpy(p, topic, tl); p += tl;
     uint64_t t = now();
     if (o.qos) { uint16_t pid = c->next_pid; c->next_pid = pid == 65535 ? 1 : pid + 1; *p++ = pid >> 8; *p++ = pid; c->t_pub[pid] = t; }
-    memcpy(p, &t, 8); uint32_t who = c->id, seq = (uint32_t)++c->sent; memcpy(p + 8, &who, 4); memcpy(p + 12, &seq, 4);
-    if (o.size > 16) memset(p + 16, 'x', o.size - 16);
+    uint32_t who = c->id, seq = (uint32_t)++c->sent;
+    if (o.json) {
+        char text[100]; uint32_t mixed = (who * 7919 + seq) * 2654435761u;
+        int n = snprintf(text, sizeof text, "{\"value\": %u.%03u, \"unit\": \"C\", \"sequence\": %u, \"state\": \"", mixed % 90, mixed / 90 % 1000, seq);
+        memcpy(p, text, n); memset(p + n, 'x', o.size - n - 2); memcpy(p + o.size - 2, "\"}", 2);
+    } else {
+        memcpy(p, &t, 8); memcpy(p + 8, &who, 4); memcpy(p + 12, &seq, 4);
+        if (o.size > 16) memset(p + 16, 'x', o.size - 16);
+    }
     if (!o.qos) c->acked++;
     return 1;
 }
@@ -183,16 +191,17 @@ static int cmp(const void *a, const void *b) { uint32_t x = *(uint32_t *)a, y = 
 static uint32_t pct(uint32_t *a, size_t n, double p) { return n ? a[(size_t)((n - 1) * p)] : 0; }
 
 int main(int argc, char **argv) {
-    int ch; while ((ch = getopt(argc, argv, "h:p:P:S:q:s:T:F:x:t:n:w:r:RZLDGI:u:k:e:")) != -1) switch (ch) {
+    int ch; while ((ch = getopt(argc, argv, "h:p:P:S:q:s:T:F:x:t:n:w:r:RZLDGJI:u:k:e:")) != -1) switch (ch) {
         case 'h': o.host = optarg; break; case 'p': o.port = atoi(optarg); break; case 'P': o.pubs = atoi(optarg); break;
         case 'S': o.subs = atoi(optarg); break; case 'q': o.qos = atoi(optarg); break; case 's': o.size = atoi(optarg); break;
         case 'T': o.topics = atoi(optarg); break; case 'F': o.filter = optarg; break; case 'x': o.pattern = optarg; break;
         case 't': o.seconds = atof(optarg); break; case 'n': o.count = strtoull(optarg, 0, 10); break; case 'w': o.window = atoi(optarg); break;
         case 'r': o.rate = atof(optarg); break; case 'R': o.replay = 1; break; case 'Z': o.resume = 1; break; case 'L': o.replay = o.leave = 1; break;
-        case 'D': o.durable = 1; break; case 'G': o.group = 1; break;
+        case 'D': o.durable = 1; break; case 'G': o.group = 1; break; case 'J': o.json = 1; break;
         case 'I': o.prefix = optarg; break; case 'u': o.user = optarg; break; case 'k': o.pass = optarg; break; case 'e': o.patience = atof(optarg); break;
         default: fprintf(stderr, "usage: see the top of mqttload.c\n"); return 2; }
     if (o.size < 16) o.size = 16;
+    if (o.json && (o.size < 100 || o.subs)) { fprintf(stderr, "mqttload: -J needs -s 100 or more, and -S 0\n"); return 2; }
     if (o.window > 60000) o.window = 60000;
     lat = malloc(MAXLAT * 4); alat = malloc(MAXLAT * 4); ep = epoll_create1(0);
     conn **s = calloc(o.subs + 1, sizeof *s), **p = calloc(o.pubs + 1, sizeof *p);

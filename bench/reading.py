@@ -1,18 +1,29 @@
-"""Read: rows per second of a stream, of one literal level, as Python rows; and of RocksDB."""
+"""Read: rows per second of a stream, of one literal level, as Python rows; and of RocksDB.
+
+    python -m bench.reading [--data DIR] [--only bulk|small] [--rows N]
+
+Then the same beside rows that a broker stored in small frames, see `small_frames.py`. A broker
+needs 150 s for each of its two stores; `--data` keeps them.
+"""
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.console import Console
 from rich.table import Table
 from rocksdict import Options, Rdict, WriteBatch
 
 import siltstone
+from bench import small_frames
 from bench.workload import VALUE, fill, scratch, settings, topics
 from siltstone import Batch, Database, Status
+from siltstone.version import __version__, form
 
 ROWS = 4_000_000
 DEVICES = 5000
@@ -98,3 +109,25 @@ def run() -> Table:
         cells = [f"{each:,.0f}" for each in rate]
         table.add_row(name, *cells, f"{rate.again / rocksdb:.1f}x")
     return table
+
+
+def main() -> None:
+    """Run the benchmark and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, metavar="DIR", help="keep the small frames here")
+    parser.add_argument("--only", choices=("bulk", "small"), help="measure this part")
+    parser.add_argument("--rows", type=int, default=small_frames.ROWS, help="rows of small frames")
+    chosen = parser.parse_args()
+    console = Console()
+    console.print(f"siltstone {__version__} ({form()})")
+    if chosen.only != "small":
+        console.print(run())
+    if chosen.only != "bulk":
+        with scratch() if chosen.data is None else nullcontext(chosen.data) as place:
+            place.mkdir(parents=True, exist_ok=True)
+            for table in small_frames.run(place.resolve(), chosen.rows):
+                console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -42,6 +42,7 @@ from siltstone.store.log.iterator import (
     require_times,
 )
 from siltstone.store.log.opening import RecoveryReport
+from siltstone.store.log.read.compacted import OpenFrames
 from siltstone.store.log.read.cursor import read_in_time_order
 from siltstone.store.log.read.pieces import COLUMNS, Batch, Row, schema_of
 from siltstone.store.log.read.scan import (
@@ -99,6 +100,7 @@ class Database:
             heard = partial(listen, rows) if rows.leads else None
             self._feeds = Feeds(self._source, self.origin, heard, polls=rows.follows)
         self.identity = self.origin.text
+        self._opened = OpenFrames()
 
     @property
     def name(self) -> str:
@@ -335,11 +337,12 @@ class Database:
             slab.check_whole()
             status = Status.END if ended else Status.CAUGHT_UP
             return Read(iterator=iterator, batch=Batch([], 0), status=status)
-        found = read_stream(slab, match, iterator.next_serial, span, rows_max, ended=ended)
+        read = partial(read_stream, opened=self._opened)
+        found = read(slab, match, iterator.next_serial, span, rows_max, ended=ended)
         if found.status is Status.CAUGHT_UP and not found.num_rows and self._shards.refresh():
             slab = self._shards.slab(iterator.slab)
             ended = self._shards.ended(iterator.slab)
-            found = read_stream(slab, match, iterator.next_serial, span, rows_max, ended=ended)
+            found = read(slab, match, iterator.next_serial, span, rows_max, ended=ended)
         return Read(
             iterator=iterator.at(found.next_serial),
             batch=Batch(found.parts, found.num_rows),
@@ -379,7 +382,8 @@ class Database:
         for slab in self._overlapping(since_us, until_us):
             end = slab.next_serial()
             shards.setdefault(slab.id.shard, []).append((slab, slab.match(parsed), end))
-        return read_in_time_order(list(shards.values()), span, columns, rows_max, report)
+        plans = list(shards.values())
+        return read_in_time_order(plans, span, columns, rows_max, report, self._opened)
 
     @retry_when_dropped
     def explain(

@@ -93,6 +93,11 @@ class Match:
     def __init__(self, stream: Stream, constraints: list[bytes | None]) -> None:
         self.stream = stream
         self.constraints = constraints
+        # Whether the filter has a word, possibly empty, at a level that varies.
+        self.is_bound = False
+        for word in constraints:
+            if word is not None:
+                self.is_bound = True
 
 
 class Structure:
@@ -473,12 +478,23 @@ def _constraints(stream: Stream, levels: list[bytes]) -> list[bytes | None]:
     return constraints
 
 
+def _is_plain(token: bytes) -> bool:
+    """Tell whether a word is valid without a full check: ASCII, and of the usual length."""
+    return (
+        len(token) <= TOPIC_SIZE_MAX
+        and token.isascii()
+        and 0 not in token
+        and _PLUS not in token
+        and _HASH not in token
+    )
+
+
 def _check_literal(parent: Node, token: bytes) -> None:
     if b"/" in token:
         raise ValueError(f"edge has more than one level: {token=}")
     if parent.parent is None and token.startswith(b"$") != (parent.id == SPECIAL_ROOT_ID):
         raise ValueError(f"edge starts at the wrong root: parent={parent.id} {token=}")
-    if token:
+    if token and not _is_plain(token):
         try:
             check_topic(token)
         except InvalidTopicError as exc:

@@ -1,7 +1,7 @@
 """An open slab: its segments, and the learned structure that its readers know.
 
 The structure of the readers contains only edges of visible frames. The committer learns in a
-structure of its own.
+structure of its own. A structure of many streams is only built when a reader needs it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from siltstone.fs.api import FileSystem
 from siltstone.store.segment.chain import Chain, SegmentHandle
 from siltstone.store.segment.sift import SlabBounds
 from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
+from siltstone.topic.edges import COUNT
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Match, Stream, Structure
 
 _MATCHES_MAX: Final = 10_000
+_NO_EDGES: Final = COUNT.pack(0)
 
 
 def bounds_of(record: SlabRecord, seed: int | None = None) -> SlabBounds:
@@ -36,17 +38,27 @@ class Slab:
         self.record = record
         self.chain = Chain(fs, directory)
         self._structure = structure
+        # Edges that are not in the structure yet.
+        self._waiting: list[bytes] = []
         self._lock = Lock()
         self._loaded = False
         self.follows = True
         self._matches: dict[tuple[str, int], Match] = {}
-        # How often new streams became known to readers.
-        self.version = 0
+        # The last filter for which the streams with rows were asked, what they depend on, and they.
+        self._held: tuple[str, tuple[int, ...], list[Match]] | None = None
+        self._version = 0
 
     @property
     def id(self) -> SlabId:
         """The id of the slab."""
         return self.record.id
+
+    @property
+    def version(self) -> int:
+        """How often new streams became known to readers. Raises: CorruptionError."""
+        with self._lock:
+            self._learned()
+            return self._version
 
     def refresh(self) -> None:
         """Read from the disk what another process wrote since. Raises: SlabDroppedError."""
@@ -54,7 +66,7 @@ class Slab:
             with self._lock:
                 ended = self.record.state is not SlabState.CURRENT
                 self.chain.bounds = bounds_of(self.record)
-                self._apply(self.chain.refresh(ended=ended))
+                self._add(self.chain.refresh(ended=ended))
                 self._check_bounds()
                 self._loaded = True
         except NotFoundError as exc:
@@ -79,32 +91,49 @@ class Slab:
         if not self._loaded:
             self.refresh()
 
-    def publish(self, edges: Iterable[bytes]) -> list[Stream]:
-        """Make these edges known to readers; return the streams that are new to them."""
+    def publish(self, edges: Iterable[bytes]) -> None:
+        """Make these edges known to readers."""
         with self._lock:
             self._loaded = True
-            return self._apply(edges)
+            self._add(edges)
 
-    def _apply(self, edges: Iterable[bytes]) -> list[Stream]:
-        new: list[Stream] = []
-        for block in edges:
+    def _add(self, edges: Iterable[bytes]) -> None:
+        self._waiting += [block for block in edges if block != _NO_EDGES]
+
+    def _learned(self) -> Structure:
+        """Return the structure with all edges; the caller has the lock. Raises: CorruptionError."""
+        new = False
+        while self._waiting:
             try:
-                new.extend(self._structure.apply(block))
+                new |= bool(self._structure.apply(self._waiting[0]))
             except ValueError as exc:
                 raise CorruptionError(
                     f"learned structure is damaged: {exc}", path=self.chain.directory
                 ) from exc
-        if new:
-            self.version += 1
-        return new
+            del self._waiting[0]
+        self._version += new
+        return self._structure
 
     def match(self, topic_filter: TopicFilter) -> list[Match]:
-        """Return the streams with rows that may match, with the words of varying levels."""
-        held = self.stream_rows()
+        """Return the streams with rows that may match, with the words of varying levels, in order
+        of their ids. The caller does not change the list.
+        """
+        self.load()
+        indexes = [handle.segment().index for handle in self.chain.handles]
+        # A segment never has fewer streams than before.
+        state = (self.version, *(len(index.stream_rows) for index in indexes))
+        known = self._held
+        if known is not None and known[:2] == (topic_filter.text, state):
+            return known[2]
         found = self.match_all(topic_filter)
-        return sorted(
-            (match for match in found if match.stream.id in held), key=lambda match: match.stream.id
-        )
+        found = [
+            match
+            for match in found
+            if any(match.stream.id in index.stream_rows for index in indexes)
+        ]
+        found.sort(key=_stream_of)
+        self._held = topic_filter.text, state, found
+        return found
 
     def match_all(self, topic_filter: TopicFilter) -> list[Match]:
         """Return the streams that may match, including those without rows so far.
@@ -113,7 +142,7 @@ class Slab:
         """
         self.load()
         with self._lock:
-            return self._structure.match(list(topic_filter.levels))
+            return self._learned().match(list(topic_filter.levels))
 
     def match_stream(self, stream_id: int, topic_filter: TopicFilter) -> Match | None:
         """Return the words that the filter requires of the varying levels of one stream; None if
@@ -143,13 +172,13 @@ class Slab:
         """Return a stream by its id."""
         self.load()
         with self._lock:
-            return self._structure.stream(stream_id)
+            return self._learned().stream(stream_id)
 
     def export(self) -> bytes:
         """Return the whole structure as edges."""
         self.load()
         with self._lock:
-            return self._structure.export()
+            return self._learned().export()
 
     def stream_rows(self) -> dict[int, int]:
         """Return the number of rows of each stream."""
@@ -185,6 +214,10 @@ class Slab:
         rows = sum(self.stream_rows().values())
         self.check_whole()
         return rows
+
+
+def _stream_of(match: Match) -> int:
+    return match.stream.id
 
 
 def match_of(stream: Stream, topic_filter: TopicFilter) -> Match | None:

@@ -439,15 +439,11 @@ def lost_segments(
     names = {entry.name for entry in entries if is_segment(entry)}
     lost: dict[int, SegmentSummary] = {}
     for entry in entries:
-        path = directory / entry.name
-        segment = path.with_suffix(".seg").name
-        if (
-            path.suffix == ".idx"
-            and entry.kind is EntryKind.FILE
-            and is_segment(replace(entry, name=segment))
-            and segment not in names
-        ):
-            handle = SegmentHandle(fs, path.with_name(segment))
+        if not entry.name.endswith(".idx"):
+            continue
+        segment = f"{entry.name[:-4]}.seg"
+        if segment not in names and is_segment(replace(entry, name=segment)):
+            handle = SegmentHandle(fs, directory / segment)
             # An invalid index proves nothing: it may be a foreign file.
             if handle.mark_sealed() and handle.summary is not None:
                 lost[handle.base_serial] = handle.summary

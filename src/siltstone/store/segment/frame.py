@@ -366,3 +366,28 @@ def count_whole(
         if crc32c(view[positions[number] + 8 : ends[number]], seed) != checksums[number]:
             return number
     return len(positions)
+
+
+def count_trusted(
+    view: memoryview,
+    positions: list[int],
+    head_ends: list[int],
+    head_checksums: list[int],
+    ends: list[int],
+    checksums: list[int],
+    seed: int,
+) -> int:
+    """Return how many frames, from the first on, have the checksum of their head.
+
+    A frame without a checksum of its head, or with another one, is checked as a whole.
+    """
+    for number in range(len(positions)):
+        position = positions[number]
+        checksum = head_checksums[number]
+        if checksum:
+            fixed = crc32c(view[position + 8 : position + HEAD_CRC_OFFSET], seed)
+            if crc32c(view[position + HEADER_BYTES : head_ends[number]], fixed) == checksum:
+                continue
+        if crc32c(view[position + 8 : ends[number]], seed) != checksums[number]:
+            return number
+    return len(positions)

@@ -34,7 +34,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import MappingProxyType
@@ -47,6 +47,7 @@ from siltstone.errors import CorruptionError
 from siltstone.store.segment.frame import ROWS, FrameHeader
 from siltstone.store.segment.table import (
     TABLE_BYTES,
+    TABLE_FRAMES,
     TABLE_ROWS,
     Flags,
     FrameTable,
@@ -111,6 +112,8 @@ class SegmentIndex:
         self.row_counts: Sequence[int] = array("I")
         self.stream_rows: dict[int, int] = {}
         self._postings: dict[int, Sequence[int]] = {}
+        # The entries of all directories: how often a frame holds a stream.
+        self.piece_count = 0
         self.verified = bytearray()
         self.words = WordIndex()
 
@@ -132,6 +135,7 @@ class SegmentIndex:
         row_counts.append(header.row_count)
         self.verified.append(0)
         if header.kind == ROWS:
+            self.piece_count += len(directory)
             for stream_id, _, rows, _, _ in directory:
                 postings = self._postings.get(stream_id)
                 if postings is None:
@@ -171,6 +175,7 @@ class SegmentIndex:
             assert isinstance(postings, array)
             postings.frombytes(frames[start:stop].tobytes())
             self.stream_rows[stream_id] = self.stream_rows.get(stream_id, 0) + count
+        self.piece_count += len(frames)
         self.end_position = int(table.ends[-1])
         self.next_serial = int(table.first_serials[-1] + table.row_counts[-1])
         self.frame_count = number + len(table)
@@ -182,6 +187,7 @@ class SegmentIndex:
     def set_frames(self, stream_id: int, frames: Sequence[int]) -> None:
         """Set all frames of a stream; for an index that is read from its file."""
         self._postings[stream_id] = frames
+        self.piece_count += len(frames)
 
     def frame_at_serial(self, serial: int) -> int:
         """Return the first frame that may hold the serial or a later one."""
@@ -267,8 +273,13 @@ class SegmentIndex:
         found: list[int] = numbers[held[numbers - np.uint32(frames[0])]].tolist()
         return found
 
-    def rows_per_piece(self, streams: Iterable[int]) -> int:
-        """Return how many rows these streams have on average in a frame that holds any."""
+    def rows_per_piece(self, streams: Collection[int]) -> int:
+        """Return how many rows these streams have on average in a frame that holds any.
+
+        If they are most streams of the segment, it is the average of all streams.
+        """
+        if 2 * len(streams) > len(self.stream_rows):
+            return (self.next_serial - self.first_serial) // max(1, self.piece_count)
         rows = pieces = 0
         for stream_id in streams:
             rows += self.stream_rows.get(stream_id, 0)
@@ -309,7 +320,7 @@ class SegmentIndex:
             while first < other:
                 last = np.searchsorted(rows, rows[first] + rows_max)
                 most = np.searchsorted(sizes, sizes[first] + TABLE_BYTES)
-                end = max(first + 1, min(int(last), int(most), other))
+                end = max(first + 1, min(int(last), int(most), first + TABLE_FRAMES, other))
                 yield numbers[first:end], True
                 first, rows_max = end, min(2 * rows_max, TABLE_ROWS)
             if other < count:

@@ -56,6 +56,7 @@ from siltstone.store.segment.frame import (
 )
 from siltstone.store.segment.index import NO_WORDS, Frames, NeededWords, SegmentIndex
 from siltstone.store.segment.table import (
+    TABLE_FRAMES,
     FrameTable,
     Ints,
     are_plain,
@@ -71,7 +72,7 @@ MAGIC: Final = b"KASK"
 VERSION: Final = 1
 COMPACTED_VERSION: Final = 2
 # Frames are indexed many at a time; a few at the end, and unusual ones, one by one.
-_INDEXED: Final = 1 << 14
+_INDEXED: Final = 1 << 13
 _WALKED: Final = 16
 # The most frames that are added to the word index at once, and the most rows of one of them. In
 # larger frames a filter costs little for each row.
@@ -79,7 +80,6 @@ WORDS_AHEAD: Final = 1 << 10
 WORDS_ROWS: Final = 1 << 8
 # Adding a frame to the word index costs as much as looking for a word in it this many times.
 _WORDS_COST: Final = 2
-_TABLE_FRAMES: Final = 1 << 13
 # A single frame with fewer rows is opened by itself, which costs less.
 _SINGLE_ROWS: Final = 64
 LAYOUT_LOG: Final = 1
@@ -210,6 +210,8 @@ class Segment:
         self.damage: CorruptionError | None = None
         # A compacted frame that a reader will probably read further.
         self.kept: tuple[int, FrameTable] | None = None
+        # The compacted frames that are kept open for readers of a few rows, by number.
+        self.opened: dict[int, FrameTable] = {}
         # The number of frames that readers with filters looked at.
         self._asked = 0
         # Held while frames are added to the word index.
@@ -330,7 +332,7 @@ class Segment:
         The table ends before a frame that is not small, damaged or compressed, or whose serials do
         not follow those of the frame before it. All frames are checked.
         """
-        found = find_frames(self.view, position, limit, _TABLE_FRAMES, small=True)
+        found = find_frames(self.view, position, limit, TABLE_FRAMES, small=True)
         if len(found) < _WALKED:
             return None
         table = FrameTable(self.view, self.buffer, np.array(found, np.int64), limit)

@@ -7,8 +7,11 @@ when the frame is opened; a block of values when one of its values is read.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from threading import Lock
 from typing import Any, Final
+from weakref import ref
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +26,8 @@ from siltstone.store.segment.frame import (
     PLAIN,
     ROWS,
     SERIALS,
+    TOPIC_INDEX,
+    TOPIC_OFFSETS,
     FrameFormatError,
     FrameHeader,
 )
@@ -32,6 +37,9 @@ from siltstone.store.segment.view import Blocks, FrameView, empty_strings
 
 # Wider integers always have a sign, except serials.
 _SHORT: Final = 1
+# The most memory of open frames, and the most frames.
+_OPEN_BYTES: Final = 1 << 26
+_OPEN_MAX: Final = 1 << 8
 
 
 class CompactedTable(FrameTable):
@@ -50,6 +58,8 @@ class CompactedTable(FrameTable):
             self._body = whole[HEADER_BYTES:]
             self._missing = np.ones(len(self._blocks), np.bool_)
             whole[:HEADER_BYTES] = _plain_header(header)
+            # The memory of the blocks that were decompressed so far.
+            self.held_bytes = 0
             self._fill([0])
             super().__init__(whole, pa.py_buffer(whole), np.zeros(1, np.int64), len(whole))
         except FrameFormatError as exc:
@@ -70,14 +80,28 @@ class CompactedTable(FrameTable):
 
     def serial_order(self, items: Ints) -> Ints:
         """Return in which order the serials of these rows rise."""
-        # Numbers of 16 bits are sorted many times faster.
-        return np.argsort(self._section(SERIALS, signed=False)[items], kind="stable")
+        numbers = self._section(SERIALS, signed=False)
+        if len(items) < len(numbers) or not (items[1:] > items[:-1]).all():
+            # Numbers of 16 bits are sorted many times faster.
+            return np.argsort(numbers[items], kind="stable")
+        # All rows are wanted, and each number is in the section once.
+        order = np.zeros(len(numbers), np.int64)
+        order[numbers] = np.arange(len(numbers))
+        return order
 
     def integers(self, section_id: int, frames: Ints, items: Ints, *, signed: bool) -> Ints:
         """Return for each row an integer of a section."""
         del frames
         found: Ints = self._section(section_id, signed=signed)[items].astype(np.int64)
         return found
+
+    def sorted_topics(self) -> NDArray[Any]:
+        """Return the number of each row's topic; the numbers rise."""
+        return self._section(TOPIC_INDEX, signed=True)
+
+    def topic_bytes_max(self) -> int:
+        """Return the size of the longest topic."""
+        return int(np.diff(self._section(TOPIC_OFFSETS, signed=True)).max(initial=0))
 
     def _section(self, section_id: int, *, signed: bool) -> NDArray[Any]:
         """Return a section as an array of numbers."""
@@ -139,6 +163,8 @@ class CompactedTable(FrameTable):
         # Two threads may fill a block at the same time, with the same bytes.
         for number in numbers:
             self._blocks.fill(number, self._body)
+            start, stop = self._blocks.range_of(number)
+            self.held_bytes += stop - start
         self._missing[numbers] = False
 
 
@@ -162,8 +188,47 @@ def _plain_header(header: FrameHeader) -> bytes:
     )
 
 
+class OpenFrames:
+    """Compacted frames that readers of a few of their rows have opened, the oldest first.
+
+    The next reader, perhaps of another stream, need not decompress them again. The segments own the
+    frames, so a frame goes with its segment. From any thread.
+    """
+
+    def __init__(self, bytes_max: int = _OPEN_BYTES) -> None:
+        self._bytes_max = bytes_max
+        self._lock = Lock()
+        self._held: deque[tuple[ref[Segment], int]] = deque()
+
+    def keep(self, segment: Segment, number: int, table: CompactedTable) -> None:
+        """Keep a frame open; close the oldest ones if they need too much memory."""
+        with self._lock:
+            if number in segment.opened:
+                return
+            segment.opened[number] = table
+            self._held.append((ref(segment), number))
+            while len(self._held) > _OPEN_MAX or self._bytes() > self._bytes_max:
+                oldest, place = self._held.popleft()
+                owner = oldest()
+                if owner is not None:
+                    owner.opened.pop(place, None)
+
+    def _bytes(self) -> int:
+        """Return the memory of all frames; it grows when their values are read."""
+        total = 0
+        for held, number in self._held:
+            owner = held()
+            table = None if owner is None else owner.opened.get(number)
+            if isinstance(table, CompactedTable):
+                total += table.held_bytes
+        return total
+
+
 def open_compacted(segment: Segment, number: int) -> CompactedTable | FrameView:
     """Open a frame of a compacted segment; one without rows as a view. Raises: CorruptionError."""
+    opened = segment.opened.get(number)
+    if isinstance(opened, CompactedTable):
+        return opened
     kept = segment.kept
     if kept is not None and kept[0] == number and isinstance(kept[1], CompactedTable):
         return kept[1]
@@ -175,13 +240,19 @@ def open_compacted(segment: Segment, number: int) -> CompactedTable | FrameView:
 
 
 def compacted_frames(
-    segment: Segment, numbers: Sequence[int]
+    segment: Segment, numbers: Sequence[int], opened: OpenFrames | None = None
 ) -> Iterator[CompactedTable | FrameView]:
-    """Open frames of a compacted segment, in order. Raises: CorruptionError."""
+    """Open frames of a compacted segment, in order; keep them in `opened` for the next reader.
+
+    Raises: CorruptionError.
+    """
     for number in numbers:
         found = open_compacted(segment, number)
         if isinstance(found, CompactedTable):
-            # A reader that stops here probably goes on with this frame.
-            segment.kept = number, found
+            if opened is not None:
+                opened.keep(segment, number, found)
+            else:
+                # A reader that stops here probably goes on with this frame.
+                segment.kept = number, found
         yield found
     segment.kept = None

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.errors import CorruptionError
+from siltstone.store.log.read.compacted import OpenFrames
 from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import Batch, Piece
 from siltstone.store.log.read.scan import ReadReport, Span, read_slab
@@ -34,13 +35,16 @@ def read_in_time_order(
     columns: Sequence[str],
     rows_max: int | None,
     report: ReadReport | None = None,
+    opened: OpenFrames | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield record batches with these columns, in rising order of time."""
     wanted = list(columns)
     carried = wanted if "timestamp" in wanted else [*wanted, "timestamp"]
     report = ReadReport() if report is None else report
     sources = [
-        _shard_tables(part, span, carried, report) for plan in shards for part in _rising(plan)
+        _shard_tables(part, span, carried, report, opened)
+        for plan in shards
+        for part in _rising(plan)
     ]
     merged = sources[0] if len(sources) == 1 else _merge(sources)
     left = rows_max
@@ -68,7 +72,11 @@ def _rising(plan: ShardPlan) -> list[ShardPlan]:
 
 
 def _shard_tables(
-    plan: ShardPlan, span: Span, columns: Sequence[str], report: ReadReport
+    plan: ShardPlan,
+    span: Span,
+    columns: Sequence[str],
+    report: ReadReport,
+    opened: OpenFrames | None,
 ) -> Iterator[pa.Table]:
     """Yield the rows of one shard in order, some thousands at a time."""
     for slab, matches, end_serial in plan:
@@ -76,7 +84,9 @@ def _shard_tables(
         rows = held = 0
         streams: set[int] = set()
         damage: CorruptionError | None = None
-        found = read_slab(slab, matches, span, serials=range(end_serial), report=report)
+        found = read_slab(
+            slab, matches, span, serials=range(end_serial), report=report, opened=opened
+        )
         while True:
             try:
                 parts = next(found, None)

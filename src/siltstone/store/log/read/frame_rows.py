@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise, repeat
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from siltstone.rows.batch import QOS_BITS, RETAIN
 from siltstone.rows.stored import StoredBatch
-from siltstone.store.log.read.pieces import SCHEMA, Row, integers, make_rows
+from siltstone.store.log.read.pieces import SCHEMA, Row, constant, integers, make_rows
 from siltstone.store.segment.frame import (
     DIRECTORY,
     FLAGS,
@@ -60,6 +60,7 @@ class FrameRows:
         self.frames = frames
         self.items = items
         self.num_rows = len(frames)
+        self._times: Ints | None = None
 
     def pick(self, rows: Ints | Flags | slice) -> FrameRows:
         """Return some of the rows."""
@@ -184,6 +185,11 @@ class FrameRows:
 
     def pieces(self, size_max: int) -> Iterator[FrameRows]:
         """Yield the rows in parts of about this size."""
+        table = self.table
+        most = int((table.ends - table.positions).sum())
+        if most + self.num_rows * table.topic_bytes_max() <= size_max:
+            yield self
+            return
         sizes = self.row_sizes().cumsum()
         start = 0
         while start < self.num_rows:
@@ -202,11 +208,13 @@ class FrameRows:
 
     def times(self) -> Ints:
         """Return the timestamp of each row, in µs."""
-        found = self.table.integers(TIMESTAMPS, self.frames, self.items, signed=False)
-        offsets = self.table.widths[TIMESTAMPS] != _WHOLE
-        if offsets.any():
-            found += np.where(offsets, self.table.first_times, 0)[self.frames]
-        return found
+        if self._times is None:
+            found = self.table.integers(TIMESTAMPS, self.frames, self.items, signed=False)
+            offsets = self.table.widths[TIMESTAMPS] != _WHOLE
+            if offsets.any():
+                found += np.where(offsets, self.table.first_times, 0)[self.frames]
+            self._times = found
+        return self._times
 
     def topic_numbers(self) -> Ints:
         """Return the number of each row's topic in its frame."""
@@ -231,13 +239,35 @@ class FrameRows:
     def flags(self) -> NDArray[np.uint8]:
         """Return the flags of each row."""
         table = self.table
-        lengths = table.lengths[FLAGS]
-        places = table.offsets[FLAGS][self.frames]
         # A section of one byte holds for all rows of its frame.
-        places = places + np.where((lengths > 1)[self.frames], self.items, 0)
-        found: NDArray[np.uint8] = table.numbers.u8[np.maximum(places, 0)]
-        found[table.offsets[FLAGS][self.frames] < 0] = 0
+        several = table.lengths[FLAGS] > 1
+        found: NDArray[np.uint8] = table.first_flags()[self.frames]
+        if several.any():
+            rows = several[self.frames]
+            places = table.offsets[FLAGS][self.frames[rows]] + self.items[rows]
+            found[rows] = table.numbers.u8[places]
         return found
+
+    def equal_flags(self) -> int | None:
+        """Return the flags of all rows of the table if they are equal, else None."""
+        found = self.table.first_flags()
+        if not len(found) or (self.table.lengths[FLAGS] > 1).any() or (found != found[0]).any():
+            return None
+        return int(found[0])
+
+    def qos(self) -> pa.Array:
+        """Return the QoS of each row."""
+        flags = self.equal_flags()
+        if flags is not None:
+            return constant(flags & QOS_BITS, pa.uint8(), self.num_rows)
+        return array_of(self.flags() & QOS_BITS, pa.uint8())
+
+    def retained(self) -> pa.Array:
+        """Return the retain flag of each row."""
+        flags = self.equal_flags()
+        if flags is not None:
+            return constant(bool(flags & RETAIN), pa.bool_(), self.num_rows)
+        return _booleans(self.flags() & RETAIN != 0)
 
     def topics(self) -> pa.Array:
         """Return the topic of each row."""
@@ -248,6 +278,10 @@ class FrameRows:
     def publishers(self) -> pa.Array:
         """Return the publisher of each row."""
         table, frames = self.table, self.frames
+        if len(table) == 1 and table.offsets[PUBLISHER_INDEX][0] < 0:
+            start, size = int(table.offsets[PUBLISHERS][0]), int(table.lengths[PUBLISHERS][0])
+            name = bytes(table.view[start : start + size]) if start >= 0 else b""
+            return constant(name.decode(), pa.string(), self.num_rows)
         starts = table.offsets[PUBLISHERS][frames]
         stops = starts + table.lengths[PUBLISHERS][frames]
         if (table.offsets[PUBLISHER_INDEX] >= 0).all():
@@ -275,7 +309,50 @@ def all_rows(slab: SlabId, table: FrameTable) -> FrameRows:
 
 def wanted_rows(slab: SlabId, table: FrameTable, streams: Mapping[int, TopicTest]) -> FrameRows:
     """Return the rows of these streams that have the wanted topics, in order of their serials."""
-    return _wanted_rows(slab, table, streams).in_serial_order()
+    numbers = table.sorted_topics()
+    if numbers is not None:
+        return _sorted_rows(slab, table, numbers, streams).in_serial_order()
+    return _wanted_rows(slab, table, streams)
+
+
+def _sorted_rows(
+    slab: SlabId, table: FrameTable, topics: NDArray[Any], streams: Mapping[int, TopicTest]
+) -> FrameRows:
+    """Return the wanted rows of a frame that is sorted by stream and topic, in its order.
+
+    `topics` are the rising numbers of the topics of its rows.
+    """
+    directory = table.directory()
+    tests = [streams.get(name) for name in directory.stream_ids.tolist()]
+    starts, counts = directory.first_rows, directory.row_counts
+    if any(test is None or test.is_bound for test in tests):
+        parts: list[tuple[Ints, Ints]] = []
+        for entry, test in enumerate(tests):
+            if test is None:
+                continue
+            if not test.is_bound:
+                parts.append((starts[entry : entry + 1], counts[entry : entry + 1]))
+                continue
+            first, last = _topics_of(directory, entry)
+            items = np.arange(first, last)
+            words = table.texts(TOPIC_OFFSETS, TOPICS, _zeros(items), items, pa.string())
+            wanted = (np.sort(_numbers(test.matching(words))) + first).astype(topics.dtype)
+            begins = np.searchsorted(topics, wanted, "left")
+            parts.append((begins, np.searchsorted(topics, wanted, "right") - begins))
+        starts = np.concatenate([part[0] for part in parts]) if parts else starts[:0]
+        counts = np.concatenate([part[1] for part in parts]) if parts else counts[:0]
+    groups, numbers = spread(counts)
+    items = starts[groups] + numbers
+    return FrameRows(slab, table, _zeros(items), items)
+
+
+def _topics_of(directory: Directory, entry: int) -> tuple[int, int]:
+    first = int(directory.first_topics[entry])
+    return first, first + int(directory.topic_counts[entry])
+
+
+def _zeros(items: Ints) -> Ints:
+    return np.zeros(len(items), np.int64)
 
 
 def _wanted_rows(slab: SlabId, table: FrameTable, streams: Mapping[int, TopicTest]) -> FrameRows:
@@ -356,20 +433,16 @@ def _booleans(flags: Flags) -> pa.Array:
     return pa.Array.from_buffers(pa.bool_(), len(flags), [None, bits])
 
 
-def _constant(number: int, count: int) -> pa.Array:
-    return array_of(np.full(count, number, np.uint32), pa.uint32())
-
-
 _READERS: Final[dict[str, Callable[[FrameRows], pa.Array]]] = {
     "topic": FrameRows.topics,
     "timestamp": lambda rows: array_of(rows.times(), _TIMESTAMP),
     "publisher": FrameRows.publishers,
-    "qos": lambda rows: array_of(rows.flags() & QOS_BITS, pa.uint8()),
-    "retain": lambda rows: _booleans(rows.flags() & RETAIN != 0),
+    "qos": FrameRows.qos,
+    "retain": FrameRows.retained,
     "properties": lambda rows: rows.texts(PROPERTY_OFFSETS, PROPERTIES),
     "value": lambda rows: rows.texts(VALUE_OFFSETS, VALUES),
-    "shard": lambda rows: _constant(rows.slab.shard, rows.num_rows),
-    "generation": lambda rows: _constant(rows.slab.generation, rows.num_rows),
+    "shard": lambda rows: constant(rows.slab.shard, pa.uint32(), rows.num_rows),
+    "generation": lambda rows: constant(rows.slab.generation, pa.uint32(), rows.num_rows),
     "stream": FrameRows.stream_ids,
     "serial": lambda rows: array_of(rows.serials(), pa.uint64()),
 }

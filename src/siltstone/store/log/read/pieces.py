@@ -168,7 +168,7 @@ def _topic(piece: Piece) -> pa.Array:
 def _publisher(piece: Piece) -> pa.Array:
     publisher = piece.frame.publisher()
     if publisher is not None:
-        return _constant(publisher, pa.string(), piece.num_rows)
+        return constant(publisher, pa.string(), piece.num_rows)
     numbers = piece.chosen(piece.frame.publisher_numbers(piece.start, piece.stop))
     return piece.frame.publisher_words().take(numbers)
 
@@ -181,14 +181,14 @@ def _timestamp(piece: Piece) -> pa.Array:
 def _qos(piece: Piece) -> pa.Array:
     flags = piece.frame.flags(piece.start, piece.stop)
     if isinstance(flags, int):
-        return _constant(flags & QOS_BITS, pa.uint8(), piece.num_rows)
+        return constant(flags & QOS_BITS, pa.uint8(), piece.num_rows)
     return qos_of(piece.chosen(flags))
 
 
 def _retain(piece: Piece) -> pa.Array:
     flags = piece.frame.flags(piece.start, piece.stop)
     if isinstance(flags, int):
-        return _constant(bool(flags & RETAIN), pa.bool_(), piece.num_rows)
+        return constant(bool(flags & RETAIN), pa.bool_(), piece.num_rows)
     return retain_of(piece.chosen(flags))
 
 
@@ -217,9 +217,9 @@ _READERS: Final[dict[str, Callable[[Piece], pa.Array]]] = {
     "retain": _retain,
     "properties": lambda piece: piece.chosen(piece.frame.properties(piece.start, piece.stop)),
     "value": lambda piece: piece.chosen(piece.frame.values(piece.start, piece.stop)),
-    "shard": lambda piece: _constant(piece.slab.shard, pa.uint32(), piece.num_rows),
-    "generation": lambda piece: _constant(piece.slab.generation, pa.uint32(), piece.num_rows),
-    "stream": lambda piece: _constant(piece.stream.id, pa.uint64(), piece.num_rows),
+    "shard": lambda piece: constant(piece.slab.shard, pa.uint32(), piece.num_rows),
+    "generation": lambda piece: constant(piece.slab.generation, pa.uint32(), piece.num_rows),
+    "stream": lambda piece: constant(piece.stream.id, pa.uint64(), piece.num_rows),
     "serial": _serial,
 }
 
@@ -309,7 +309,8 @@ def _repeated(value: int | bool | str, kind: pa.DataType) -> pa.Array:
     return pa.repeat(scalar(value, kind), _SHARED_MAX)
 
 
-def _constant(value: int | bool | str, kind: pa.DataType, count: int) -> pa.Array:
+def constant(value: int | bool | str, kind: pa.DataType, count: int) -> pa.Array:
+    """Return a column of one repeated value."""
     # A slice keeps the whole column alive: too much for many values with few rows each.
     if _SHARED_MIN <= count <= _SHARED_MAX:
         return _repeated(value, kind).slice(0, count)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 
 from siltstone.errors import CorruptionError
 from siltstone.scalars import scalar
-from siltstone.store.log.read.compacted import compacted_frames
-from siltstone.store.log.read.frame_rows import FrameRows, wanted_rows
+from siltstone.store.log.read.compacted import OpenFrames, compacted_frames
+from siltstone.store.log.read.frame_rows import FrameRows, all_rows, wanted_rows
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.slab import Slab
 from siltstone.store.segment.index import (
@@ -120,7 +120,7 @@ class Selector:
         self.stream = match.stream
         self._tests: list[Callable[[pa.Array], pa.Array]] = []
         self._topic: bytes | None = None
-        self.is_bound = is_bound(match)
+        self.is_bound = match.is_bound
         self.needed: Needed = ()
         if not self.is_bound:
             return
@@ -173,6 +173,38 @@ class Selector:
         return found
 
 
+class Selectors(Mapping[int, Selector]):
+    """The selectors of many streams, by stream id; each is made when it is needed."""
+
+    def __init__(self, matches: Sequence[Match]) -> None:
+        self._matches = {match.stream.id: match for match in matches}
+        self._made: dict[int, Selector] = {}
+        self.bound = any(match.is_bound for match in matches)
+
+    def __getitem__(self, stream_id: int) -> Selector:
+        """Return the selector of a wanted stream."""
+        made = self._made.get(stream_id)
+        if made is None:
+            made = self._made[stream_id] = Selector(self._matches[stream_id])
+        return made
+
+    def __contains__(self, stream_id: object) -> bool:
+        """Return whether a stream is wanted."""
+        return stream_id in self._matches
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the ids of the streams."""
+        return iter(self._matches)
+
+    def __len__(self) -> int:
+        """Return the number of streams."""
+        return len(self._matches)
+
+    def cover(self, index: SegmentIndex) -> bool:
+        """Return whether all rows of a segment are wanted."""
+        return not self.bound and index.stream_rows.keys() <= self._matches.keys()
+
+
 def rows_with_topics(
     frame: FrameView, rows: range, topics: range, found: pa.Array
 ) -> pa.Array | None:
@@ -214,13 +246,8 @@ def needed_for(matches: Iterable[Match]) -> NeededWords:
     return {
         match.stream.id: (needed_at(match.stream.levels, match.constraints),)
         for match in matches
-        if is_bound(match)
+        if match.is_bound
     }
-
-
-def is_bound(match: Match) -> bool:
-    """Return whether the filter has a word, possibly empty, at a level that varies."""
-    return any(word is not None for word in match.constraints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,11 +261,18 @@ class StreamRead:
 
 
 def read_stream(
-    slab: Slab, match: Match, serial: int, span: Span, rows_max: int, *, ended: bool
+    slab: Slab,
+    match: Match,
+    serial: int,
+    span: Span,
+    rows_max: int,
+    *,
+    ended: bool,
+    opened: OpenFrames | None = None,
 ) -> StreamRead:
     """Read up to rows_max matching rows from a serial on.
 
-    `ended` means that the slab accepts no more rows.
+    `ended` means that the slab accepts no more rows. Compacted frames are kept in `opened`.
     """
     selector = Selector(match)
     parts: list[Piece | FrameRows] = []
@@ -253,7 +287,8 @@ def read_stream(
             continue
         segment = handle.segment()
         try:
-            for part in _stream_parts(slab, segment, serial, span, selector, rows_max - taken):
+            left = rows_max - taken
+            for part in _stream_parts(slab, segment, serial, span, selector, left, opened):
                 if part is None:
                     return _result(parts, taken, serial, Status.LIMIT)
                 cut, stop = _cut(part, rows_max - taken, selector.stream.id)
@@ -282,7 +317,13 @@ def _result(parts: list[Piece | FrameRows], taken: int, serial: int, status: Sta
 
 
 def _stream_parts(
-    slab: Slab, segment: Segment, serial: int, span: Span, selector: Selector, rows_max: int
+    slab: Slab,
+    segment: Segment,
+    serial: int,
+    span: Span,
+    selector: Selector,
+    rows_max: int,
+    opened: OpenFrames | None,
 ) -> Iterator[Piece | FrameRows | None]:
     """Yield the rows of one stream in one segment from a serial and a time on.
 
@@ -308,7 +349,7 @@ def _stream_parts(
         end = min(begin + listed, stop)
         numbers = index.with_words(frames[begin:end], selector.needed)
         begin, listed = end, min(2 * listed, _LISTED_MAX)
-        for found in read_frames(segment, numbers, each, rows_first):
+        for found in read_frames(segment, numbers, each, rows_first, opened=opened):
             if isinstance(found, FrameTable):
                 # All rows of these frames are before the end of the span.
                 since = Span(since_us=span.since_us)
@@ -319,7 +360,7 @@ def _stream_parts(
         if _is_behind(index, number, span):
             yield None
             return
-        for found in read_frames(segment, [number], each, rows_first, single=True):
+        for found in read_frames(segment, [number], each, rows_first, single=True, opened=opened):
             if isinstance(found, FrameTable):
                 yield _stream_rows(slab, segment, found, serial, span, selector)
                 yield None
@@ -476,24 +517,30 @@ def read_slab(
     *,
     serials: range | None = None,
     report: ReadReport | None = None,
+    opened: OpenFrames | None = None,
 ) -> Iterator[list[Piece] | list[FrameRows]]:
     """Yield the matching rows of a slab in the order of the frames: the pieces of one frame, or the
     rows of many small frames.
 
-    Frames are in order of time.
+    Frames are in order of time. Compacted frames of which some rows are wanted are kept in
+    `opened`.
     """
-    selectors = {match.stream.id: Selector(match) for match in matches}
+    selectors = Selectors(matches)
     chosen = frames_of_slab(
         slab, selectors, needed_for(matches), span, serials or ALL_SERIALS, report
     )
     for segment, numbers in chosen:
-        for found in read_frames(segment, numbers, segment.index.rows_per_piece(selectors)):
+        index = segment.index
+        whole = selectors.cover(index)
+        kept = opened if selectors.bound or 2 * len(selectors) < len(index.stream_rows) else None
+        each = index.rows_per_piece(selectors)
+        for found in read_frames(segment, numbers, each, opened=kept):
             if isinstance(found, FrameView):
                 pieces = list(_frame_pieces(slab, selectors, found, span, serials))
                 if pieces:
                     yield pieces
             else:
-                rows = _table_rows(slab, selectors, found, span, serials)
+                rows = _table_rows(slab, selectors, found, span, serials, whole=whole)
                 if rows.num_rows:
                     yield [rows]
         if serials is None or segment.index.next_serial <= serials.stop:
@@ -507,17 +554,18 @@ def read_frames(
     rows_first: int = FIRST_ROWS,
     *,
     single: bool = False,
+    opened: OpenFrames | None = None,
 ) -> Iterator[FrameView | FrameTable]:
     """Open frames of a segment, in order: small ones many at a time, compacted ones as tables of
     one frame. With `single`, small frames are opened one by one too.
 
     `rows_per_piece` says how many rows are wanted of a frame, of each stream. A caller that needs
-    fewer rows than usual at first says so with `rows_first`.
+    fewer rows than usual at first says so with `rows_first`. Compacted frames are kept in `opened`.
 
     Raises: CorruptionError.
     """
     if segment.is_compacted:
-        yield from compacted_frames(segment, numbers)
+        yield from compacted_frames(segment, numbers, opened)
         return
     for group, small in segment.index.groups(numbers, rows_per_piece, rows_first):
         if small and not single:
@@ -529,12 +577,14 @@ def read_frames(
 
 def _table_rows(
     slab: Slab,
-    selectors: dict[int, Selector],
+    selectors: Selectors,
     table: FrameTable,
     span: Span,
     serials: range | None,
+    *,
+    whole: bool = False,
 ) -> FrameRows:
-    rows = wanted_rows(slab.id, table, selectors)
+    rows = all_rows(slab.id, table) if whole else wanted_rows(slab.id, table, selectors)
     if serials is not None:
         rows = rows.within(serials)
     return rows.in_span(span.since_us, span.until_us)
@@ -542,15 +592,15 @@ def _table_rows(
 
 def _frame_pieces(
     slab: Slab,
-    selectors: dict[int, Selector],
+    selectors: Selectors,
     frame: FrameView,
     span: Span,
     serials: range | None,
 ) -> Iterator[Piece]:
     bounds = ALL_SERIALS if serials is None else serials
     for entry in frame.directory():
-        selector = selectors.get(entry[0])
-        if selector is not None:
+        if entry[0] in selectors:
+            selector = selectors[entry[0]]
             piece = _cut_to(slab, selector, frame, entry, span, bounds)
             if piece.num_rows:
                 yield piece
@@ -561,8 +611,8 @@ def count_rows(slab: Slab, matches: Sequence[Match], span: Span) -> int:
 
     For segments that are fully in the span, the counts of the index are used where possible.
     """
-    bound = [match for match in matches if is_bound(match)]
-    free = [match for match in matches if not is_bound(match)]
+    bound = [match for match in matches if match.is_bound]
+    free = [match for match in matches if not match.is_bound]
     total = 0
     for handle in slab.handles():
         check_behind(handle.segment(), span)
@@ -597,14 +647,14 @@ def _count_span(slab: Slab, segment: Segment, matches: Sequence[Match], span: Sp
     first = bisect_left(index.first_times, span.since_us, 0, frames)
     last = max(first, bisect_left(index.last_times, until_us, 0, frames))
     end = bisect_left(index.first_times, until_us, 0, frames)
-    selectors = {match.stream.id: Selector(match) for match in matches}
+    selectors = Selectors(matches)
     cut = (*range(index.frame_at_time(span.since_us), min(first, end)), *range(last, end))
     counted = sum(index.row_counts[first:last])
     return counted + _count_in(slab, segment, cut, selectors, span)
 
 
 def _count_frames(slab: Slab, segment: Segment, matches: Sequence[Match], span: Span) -> int:
-    selectors = {match.stream.id: Selector(match) for match in matches}
+    selectors = Selectors(matches)
     needed = needed_for(matches)
     frames = segment.frames_for(
         selectors, ALL_SERIALS, since_us=span.since_us, until_us=span.until_us, needed=needed
@@ -616,7 +666,7 @@ def _count_in(
     slab: Slab,
     segment: Segment,
     numbers: Sequence[int],
-    selectors: dict[int, Selector],
+    selectors: Selectors,
     span: Span,
 ) -> int:
     total = 0

@@ -31,7 +31,6 @@ from siltstone.store.log.read.scan import (
     Span,
     check_behind,
     frames_of_slab,
-    is_bound,
     rows_with_topics,
 )
 from siltstone.store.log.slab import Slab
@@ -215,7 +214,7 @@ def wanted_of(found: Iterable[Match]) -> Wanted:
     whole: set[int] = set()
     bound: dict[int, list[Match]] = {}
     for match in found:
-        if is_bound(match):
+        if match.is_bound:
             bound.setdefault(match.stream.id, []).append(match)
         else:
             whole.add(match.stream.id)
