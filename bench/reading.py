@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="keep the small frames here")
     parser.add_argument("--only", choices=("bulk", "small"), help="measure this part")
     parser.add_argument("--rows", type=int, default=small_frames.ROWS, help="rows of small frames")
+    parser.add_argument("--spark", action="store_true", help="also read the small frames by Spark")
     chosen = parser.parse_args()
     console = Console()
     console.print(f"siltstone {__version__} ({form()})")
@@ -125,7 +126,7 @@ def main() -> None:
     if chosen.only != "bulk":
         with scratch() if chosen.data is None else nullcontext(chosen.data) as place:
             place.mkdir(parents=True, exist_ok=True)
-            for table in small_frames.run(place.resolve(), chosen.rows):
+            for table in small_frames.run(place.resolve(), chosen.rows, with_spark=chosen.spark):
                 console.print(table)
 
 

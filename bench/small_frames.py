@@ -17,13 +17,18 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from pyspark.sql import DataFrame, SparkSession
 from rich.table import Table
 
 import siltstone
 from bench.broker.generator import build_generator, run_load
 from bench.peers import siltstone as serve
+from bench.pipeline import scanned, take_turns
 from siltstone import Columns, Database, DatabaseSettings, Status
 from siltstone.fs.posix import PosixFileSystem
+from siltstone.pipeline import start_session
+from siltstone.pipeline import table as table_of
+from siltstone.pipeline.jobs.tier import tier
 from siltstone.scan.columns.schema import SCHEMA
 from siltstone.scan.options import parse_options
 from siltstone.scan.survey import opened, plan_batch
@@ -130,7 +135,7 @@ def bytes_of(path: Path) -> int:
 
 def copied(path: Path, to: Path) -> None:
     """Copy a store to another place."""
-    shutil.copytree(path, to / "data")
+    shutil.copytree(path, to / "data", ignore=shutil.ignore_patterns("*.sock"))
 
 
 def read_arrow(database: Database, topic_filter: str = "#") -> int:
@@ -292,9 +297,48 @@ def words(place: Path) -> Table:
     return table
 
 
-def run(place: Path, rows: int = ROWS) -> list[Table]:
+def spark(place: Path, rows: int) -> Table:
+    """Measure Spark on the rows of 1,600 sensors: the source, `table()`, and the tier job."""
+    paths = {name: place / f"sensors {name}" / "data" for name in (BROKER, COMPACTED, IN_BULK)}
+    session = start_session(master="local[*]", memory="2g")
+    acts: dict[str, Callable[[Path], object]] = {
+        "source, count()": lambda path: _source(session, path).count(),
+        "source, group by topic": lambda path: (
+            _source(session, path).groupBy("topic").count().collect()
+        ),
+        "source, all columns": lambda path: scanned(_source(session, path)),
+        "table(), all columns": lambda path: scanned(table_of(session, str(path))),
+    }
+    table = Table(title=f"Spark over {rows:,} rows of 1,600 sensors: s, and ratio to bulk")
+    for name in ("", *paths):
+        table.add_column(name, justify="left" if not name else "right")
+    for act, run_on in acts.items():
+        times = take_turns({name: partial(run_on, path) for name, path in paths.items()}, 4)
+        cells = [f"{times[name]:.2f}  {times[name] / times[IN_BULK]:.1f}x" for name in paths]
+        table.add_row(act, *cells)
+    rates: dict[str, float] = {}
+    for name in ("warm", *paths):
+        lake = place / "tiered"
+        shutil.rmtree(lake, ignore_errors=True)
+        copied(paths.get(name, paths[IN_BULK]), lake)
+        begin = time.perf_counter()
+        tier(session, str(lake / "data"))
+        rates[name] = rows / (time.perf_counter() - begin)
+        shutil.rmtree(lake)
+    cells = [f"{rates[name]:,.0f}/s  {rates[name] / rates[IN_BULK]:.2f}x" for name in paths]
+    table.add_row("tier, rows/s", *cells)
+    session.stop()
+    return table
+
+
+def _source(session: SparkSession, path: Path) -> DataFrame:
+    return session.read.format("siltstone").option("database", DATABASE).load(str(path))
+
+
+def run(place: Path, rows: int = ROWS, *, with_spark: bool = False) -> list[Table]:
     """Measure all and return the tables."""
-    return [sensors(place, rows), hosts(place, rows), words(place)]
+    tables = [sensors(place, rows), hosts(place, rows), words(place)]
+    return [*tables, spark(place, rows)] if with_spark else tables
 
 
 def _appended(pattern: str, topics: int, rows: int, each: int) -> Callable[[Path], None]:

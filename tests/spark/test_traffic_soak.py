@@ -36,10 +36,17 @@ STREAMS = ("kill/#", "kill/d2/#")
 SETTINGS: Settings = {"storage.rotate_bytes": "16 MiB", "storage.shards": 1}
 KEPT = Properties(session_expiry_interval=3600)
 Numbers = dict[str, list[int]]
+# A feed that gets nothing for so long gets no more. A loaded machine needs some of it.
+SILENT_SECONDS = 120
+VISITS_MAX = 30
 
 
 def add(found: Numbers, topic: str, value: bytes) -> None:
     found.setdefault(topic.split("/")[1], []).append(int(value))
+
+
+def count(numbers: Numbers) -> int:
+    return sum(map(len, numbers.values()))
 
 
 def only(numbers: Numbers, topic_filter: str) -> Numbers:
@@ -60,26 +67,30 @@ class Follower:
         self.topic_filter = topic_filter
         self.found: Numbers = {}
         self._database = database
-        self._enough = Event()
+        self._wanted = -1
         self._thread = Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
+        silent = 0
         with self._database.feed(self.topic_filter) as feed:
             while True:
                 read = feed.next(1.0)
                 if read is None:
-                    if self._enough.is_set():
+                    silent += 1
+                    done = count(self.found) >= self._wanted or silent > SILENT_SECONDS
+                    if self._wanted >= 0 and done:
                         return
                     continue
+                silent = 0
                 assert not read.lost
                 for row in read.rows():
                     add(self.found, row.topic, row.value)
                 feed.ack(read.position)
 
-    def finish(self) -> None:
-        """Read to the end, and stop."""
-        self._enough.set()
+    def finish(self, wanted: Numbers) -> None:
+        """Read until there are as many rows as wanted, and no more for a second; then stop."""
+        self._wanted = count(wanted)
         self._thread.join()
 
 
@@ -129,11 +140,15 @@ class Wanderer:
             add(self.found, topic, message.payload)
         client.send(PubAck(packet_id=message.packet_id))
 
-    def finish(self) -> None:
-        """Take all that is left."""
+    def finish(self, wanted: Numbers) -> None:
+        """Take all that is left; a loaded broker may need several visits."""
         self._end.set()
         self._thread.join()
         self.visit(1 << 30)
+        for _ in range(VISITS_MAX):
+            if count(self.found) >= count(wanted):
+                return
+            self.visit(1 << 30)
 
 
 @contextmanager
@@ -189,15 +204,17 @@ def run(spark: SparkSession, path: Path, *, kills: int, seconds: float, seed: in
             broker.start()
             compacted = run_command("compact", "messages", "--data", str(data))
             assert compacted.returncode == 0, compacted.stderr
-        wanderer.finish()
+        # The broker stores nothing any more.
+        numbers = dict(numbers_of(data))
+        wanderer.finish(only(numbers, SESSION))
         broker.stop()
         for follower in followers:
-            follower.finish()
+            follower.finish(only(numbers, follower.topic_filter))
         for query in queries:
             query.processAllAvailable()
         slabs = store.database("messages").slabs()
         assert sum(slab.compacted for slab in slabs), "nothing was compacted"
-        numbers = dict(numbers_of(data))
+        assert dict(numbers_of(data)) == numbers
         for device in devices:
             device.check(numbers[device.name])
         assert wanderer.found == only(numbers, SESSION)

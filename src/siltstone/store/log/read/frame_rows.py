@@ -36,6 +36,8 @@ from siltstone.store.segment.table import Directory, Flags, FrameTable, Ints, ar
 from siltstone.store.slab.manifest import SlabId
 
 _WHOLE: Final = 8
+# The streams of fewer rows of one frame are searched one by one.
+_FEW: Final = 1 << 12
 _TIMESTAMP: Final = SCHEMA.field("timestamp").type
 
 
@@ -226,7 +228,7 @@ class FrameRows:
 
     def _stream_ids(self) -> NDArray[np.uint64]:
         directory = self.table.directory()
-        if len(self.table) == 1:
+        if len(self.table) == 1 and self.num_rows > _FEW:
             each: NDArray[np.uint64] = np.repeat(directory.stream_ids, directory.row_counts)
             return each[self.items]
         firsts = self.table.row_counts.cumsum() - self.table.row_counts
