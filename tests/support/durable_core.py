@@ -70,6 +70,7 @@ class HeldDatabase(ScriptedDatabase):
         self._real = real
         self._log, self._keyed = real._log, None  # noqa: SLF001 - reads go to the real one
         self._source, self._feeds = real._source, real._feeds  # noqa: SLF001
+        self._opened = real._opened  # noqa: SLF001
 
     def settle(self, error: Exception | None = None, *, index: int = 0) -> None:
         """Store one pending append, or let it fail; appends of a shard keep their order."""
