@@ -91,8 +91,8 @@ def append_rows(path: Path, topics: list[bytes], each: int) -> None:
 def publish_rows(path: Path, pattern: str, each: int, rows: int) -> None:
     """Let a broker store rows that publishers send at a steady pace."""
     path.mkdir(parents=True, exist_ok=True)
-    options = ("-P", str(PUBLISHERS), "-S", "0", "-q", "1", "-s", "100", "-J", "-w", "64")
-    options += ("-x", pattern, "-T", str(each), "-r", str(RATE), "-n", str(rows))
+    load = f"-P {PUBLISHERS} -S 0 -q 1 -s 100 -J -w 64 -x {pattern} -T {each} -r {RATE} -n {rows}"
+    options = tuple(load.split())
     with serve(path, "storage.compaction=off") as broker:
         found = run_load(build_generator(), broker.port, seconds=0, options=options)
     assert found.acked == rows, found
