@@ -7,7 +7,8 @@ three sites, their servers and the single node share the processors and the disk
 The single node has the same code and settings, and no cluster.
 
 Failover is the longest time between two commits of a client at a site that survives. The killed
-process comes back after each kill; with `site`, its nats-server is killed too.
+process comes back after each kill; with `site`, its nats-server is killed too. Drain is the same
+time while the leader is asked to hand over.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from siltstone.cluster.site import ClusterSite
 from siltstone.errors import SiltstoneError
 from siltstone.fs.process import process_arguments, send_signal
 from siltstone.store.directory import Store, open_store
+from siltstone.store.writer.replication.sites.planning import SiteRole
 from siltstone.version import __version__, form
 
 NAMES: Final = ("a", "b", "c")
@@ -50,6 +52,7 @@ IN_FLIGHT: Final = 8
 _PATIENCE: Final = 90.0
 _PAUSE: Final = 0.05
 _PULSE_SECONDS: Final = 15.0
+_DRAIN_SECONDS: Final = 6.0
 T = TypeVar("T")
 
 
@@ -132,6 +135,7 @@ def obey(store: Store, site: ClusterSite | None) -> None:
         "pulse": lambda seconds: pulse(database, seconds),
         "fill": lambda rows: fill(database, topics(5000), rows, BATCH, "synced"),
         "count": lambda _: sum(batch.num_rows for batch in database.read("#", columns=["serial"])),
+        "role": lambda role: None if site is None else site.change_role("", SiteRole(role)),
         "status": lambda _: None if site is None else site.status(),
     }
     print(json.dumps("ready"), flush=True)
@@ -295,6 +299,22 @@ def fail_over(cluster: Cluster, *, nats: bool) -> float:
     return found
 
 
+def drain(cluster: Cluster) -> float:
+    """Drain the leader; return how long a client at another site had to wait."""
+    leader = cluster.leader(*NAMES)
+    for name in NAMES:
+        if name != leader:
+            cluster.wait_until_equal(name, leader)
+    other, third = (name for name in NAMES if name != leader)
+    cluster.nodes[other].ask("pulse", _DRAIN_SECONDS)
+    time.sleep(1.0)
+    cluster.nodes[leader].do("role", SiteRole.DRAINING.value)
+    wait_for(lambda: cluster.status(third).get("leader") != leader, "another site leads")
+    found: float = cluster.nodes[other].answer()
+    cluster.nodes[leader].do("role", SiteRole.MEMBER.value)
+    return found
+
+
 def catch_up(cluster: Cluster, rows: int) -> tuple[float, float]:
     """Append rows while a site is away, and once more after it lost its files; return MB/s of rows
     that it reads from the shared log, and that it copies.
@@ -340,6 +360,10 @@ def run(seconds: float, kills: int, rows: int) -> Table:
             if waits:
                 text = f"{median(waits):.1f} / {max(waits):.1f}"
                 table.add_row(f"failover of a {what}, median / worst s", "", text)
+        waits = [drain(cluster) for _ in range(kills)]
+        if waits:
+            text = f"{median(waits):.2f} / {max(waits):.2f}"
+            table.add_row("drain, median / worst s", "", text)
         tail, copied = catch_up(cluster, rows)
         table.add_row("catch-up from the log, MB/s", "", f"{tail:.0f}")
         table.add_row("catch-up by copying, MB/s", "", f"{copied:.0f}")
@@ -350,7 +374,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each append")
-    parser.add_argument("--kills", type=int, default=5, help="of processes, and of sites")
+    parser.add_argument("--kills", type=int, default=5, help="of processes, of sites, and drains")
     parser.add_argument("--rows", type=int, default=2_000_000, help="that a site misses")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     chosen = parser.parse_args()

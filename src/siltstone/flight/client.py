@@ -5,12 +5,12 @@ Siltstone errors.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import PurePath
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 from pyarrow import flight
@@ -20,14 +20,20 @@ from siltstone.flight.wire import BEGIN, END, REQUEST, dump, error_from, load
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.scan.node import Node
 
+_T = TypeVar("_T")
+
 
 class NodeClient:
-    """Calls to a node; the first call opens the connection."""
+    """Calls to a node; the first call opens the connection.
+
+    If the node has other addresses, a read continues at the next one when a site does not answer,
+    or has not read enough. Everything else stays at the address that answered last.
+    """
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        with _translated(node):
-            self._client = flight.FlightClient(node.url, **_trust(node))
+        self._urls = [node.url, *node.others]
+        self._open()
         headers = []
         if node.username:
             login = b64encode(f"{node.username}:{node.password}".encode())
@@ -36,6 +42,31 @@ class NodeClient:
             headers.append((b"authorization", b"Bearer " + node.token.encode()))
         self._headers = headers
         self._options = flight.FlightCallOptions(headers=headers)
+
+    def _open(self) -> None:
+        with _translated(self._url):
+            self._client = flight.FlightClient(self._url, **_trust(self.node))
+
+    @property
+    def _url(self) -> str:
+        return self._urls[0]
+
+    def _turn(self) -> None:
+        """Go to the next address."""
+        self._client.close()
+        self._urls.append(self._urls.pop(0))
+        self._open()
+
+    def _anywhere(self, act: Callable[[], _T]) -> _T:
+        """Return the answer of the first address that has one. Raises: the error of the last."""
+        for _ in self._urls[1:]:
+            try:
+                with _translated(self._url):
+                    return act()
+            except RetryError:
+                self._turn()
+        with _translated(self._url):
+            return act()
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +85,7 @@ class NodeClient:
 
     def log_in(self) -> str:
         """Log in with user and password; return a token for later calls."""
-        with _translated(self.node):
+        with _translated(self._url):
             _, value = self._client.authenticate_basic_token(
                 self.node.username.encode(), self.node.password.encode()
             )
@@ -62,10 +93,16 @@ class NodeClient:
 
     def act(self, name: str, request: object) -> dict[str, Any]:
         """Run an action on the node; return its answer."""
-        with _translated(self.node):
-            answers = list(
-                self._client.do_action(flight.Action(name, dump(request)), self._options)
-            )
+        with _translated(self._url):
+            return self._act(name, request)
+
+    def ask(self, name: str, request: object) -> dict[str, Any]:
+        """Run an action that changes nothing; return its answer."""
+        return self._anywhere(lambda: self._act(name, request))
+
+    def _act(self, name: str, request: object) -> dict[str, Any]:
+        action = flight.Action(name, dump(request))
+        answers = list(self._client.do_action(action, self._options))
         return load(answers[0].body.to_pybytes(), "answer")
 
     def call(self, name: str, body: bytes, timeout: float | None) -> bytes:
@@ -78,30 +115,49 @@ class NodeClient:
         try:
             answers = list(self._client.do_action(flight.Action(name, body), options))
         except flight.FlightError as exc:
-            told = error_from(exc.extra_info or b"") or _refused(exc, self.node)
+            told = error_from(exc.extra_info or b"") or _refused(exc, self._url)
             if told is not None:
                 raise told from None
-            raise ConnectionError(str(_untold(exc, self.node))) from exc
+            raise ConnectionError(str(_untold(exc, self._url))) from exc
         except pa.ArrowException as exc:
             raise ConnectionError(str(exc)) from exc
         return bytes(answers[0].body.to_pybytes()) if answers else b""
 
     def flights(self, criteria: bytes = b"") -> list[flight.FlightInfo]:
         """Return the databases of the node, or the streams of one database."""
-        with _translated(self.node):
-            return [*self._client.list_flights(criteria, self._options)]
+        return self._anywhere(lambda: [*self._client.list_flights(criteria, self._options)])
 
     def plan(self, request: object) -> flight.FlightInfo:
         """Plan a read on the node."""
         descriptor = flight.FlightDescriptor.for_command(dump(request))
-        with _translated(self.node):
-            return self._client.get_flight_info(descriptor, self._options)
+        return self._anywhere(lambda: self._client.get_flight_info(descriptor, self._options))
 
     def get(self, ticket: bytes) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a ticket."""
-        with _translated(self.node):
-            reader = self._client.do_get(flight.Ticket(ticket), self._options)
-            for chunk in reader:
+        """Yield the rows of a ticket. All sites have them in the same order, so another site
+        continues behind the rows that one had sent before it failed.
+        """
+        taken, failed = 0, 0
+        while True:
+            before = taken
+            try:
+                for batch in self._get(ticket):
+                    skipped = max(0, min(before, batch.num_rows))
+                    before -= skipped
+                    if skipped < batch.num_rows or not batch.num_rows:
+                        taken += batch.num_rows - skipped
+                        failed = 0
+                        yield batch.slice(skipped)
+            except RetryError:
+                failed += 1
+                if failed == len(self._urls):
+                    raise
+                self._turn()
+            else:
+                return
+
+    def _get(self, ticket: bytes) -> Iterator[pa.RecordBatch]:
+        with _translated(self._url):
+            for chunk in self._client.do_get(flight.Ticket(ticket), self._options):
                 yield chunk.data
 
     def put(
@@ -109,7 +165,7 @@ class NodeClient:
     ) -> list[dict[str, Any]]:
         """Send rows; return the answers of the node, in order."""
         descriptor = flight.FlightDescriptor.for_command(dump(request))
-        with _translated(self.node):
+        with _translated(self._url):
             writer, answers = self._client.do_put(descriptor, schema, self._options)
             with writer:
                 for batch in batches:
@@ -182,7 +238,7 @@ def _trust(node: Node) -> dict[str, Any]:
 
 
 @contextmanager
-def _translated(node: Node) -> Iterator[None]:
+def _translated(url: str) -> Iterator[None]:
     """Translate Flight errors into Siltstone errors, with the message of the node."""
     try:
         yield
@@ -190,25 +246,25 @@ def _translated(node: Node) -> Iterator[None]:
         told = error_from(exc.extra_info or b"")
         if told is not None:
             raise told from None
-        raise _untold(exc, node) from exc
+        raise _untold(exc, url) from exc
     except (pa.ArrowException, OSError) as exc:
-        raise SiltstoneError(f"the node at {node.url} did not answer as expected: {exc}") from exc
+        raise SiltstoneError(f"the node at {url} did not answer as expected: {exc}") from exc
 
 
-def _refused(error: flight.FlightError, node: Node) -> SiltstoneError | None:
+def _refused(error: flight.FlightError, url: str) -> SiltstoneError | None:
     """Return the error of a login that was refused; None for another error."""
     refusals = flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError
-    return _untold(error, node) if isinstance(error, refusals) else None
+    return _untold(error, url) if isinstance(error, refusals) else None
 
 
-def _untold(error: flight.FlightError, node: Node) -> SiltstoneError:
+def _untold(error: flight.FlightError, url: str) -> SiltstoneError:
     text = str(error).partition(". gRPC client debug context")[0]
     match error:
         case flight.FlightUnavailableError():
-            return RetryError(f"cannot connect to the node at {node.url}: {text}")
+            return RetryError(f"cannot connect to the node at {url}: {text}")
         case flight.FlightUnauthenticatedError() | flight.FlightUnauthorizedError():
-            return UsageError(f"the node at {node.url} refused the request: {text}")
+            return UsageError(f"the node at {url} refused the request: {text}")
         case flight.FlightTimedOutError() | flight.FlightCancelledError():
-            return OutcomeUnknownError(f"the node at {node.url} did not answer: {text}")
+            return OutcomeUnknownError(f"the node at {url} did not answer: {text}")
         case _:
-            return SiltstoneError(f"the node at {node.url} failed: {text}")
+            return SiltstoneError(f"the node at {url} failed: {text}")

@@ -116,7 +116,7 @@ class NodeOrigin:
         )
 
     def _act(self, name: str, request: object) -> dict[str, Any]:
-        return self._connected().act(name, request)
+        return self._connected().ask(name, request)
 
     def _connected(self) -> NodeClient:
         if self._client is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import PurePath
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import flight
 
-from siltstone.errors import NotFoundError, SlabDroppedError, UsageError
+from siltstone.errors import NotFoundError, RetryError, SlabDroppedError, UsageError
 from siltstone.flight.access import FlightUser
 from siltstone.flight.wire import (
     ReadTicket,
@@ -43,6 +44,9 @@ from siltstone.store.slab.marks import read_tiered
 
 _EVERYTHING: Final = Limits(bytes_max=1 << 62)
 _NODE_ONLY: Final = ("path", "url")
+# How long a site that is behind waits for the rows of a read that another one has planned.
+_BEHIND_SECONDS: Final = 2.0
+_PAUSE_SECONDS: Final = 0.01
 
 
 class Reads:
@@ -82,6 +86,8 @@ class Reads:
         between = request.pop("between", None)
         options = self.options(request, visitor)
         database = self.database(options)
+        if isinstance(between, Mapping):
+            _wait_for(database, positions_in(between.get("end")))
         plan = _planned(database, options, between)
         asked = request_options(replace(options, database=database.name))
         endpoints = [
@@ -109,7 +115,13 @@ class Reads:
         ticket = decode_ticket(encoded)
         options = self.options(ticket.options, visitor)
         schema = table_schema(options.columns)
-        _require_same(self.database(options), ticket.identity, "ticket")
+        database = self.database(options)
+        _require_same(database, ticket.identity, "ticket")
+        ends: dict[int, int] = {}
+        for span in ticket.spans:
+            shard = span.slab.shard
+            ends[shard] = max(span.serials.stop, ends.get(shard, 0))
+        _wait_for(database, ends)
         rows = self._rows(options, ticket.spans, schema, visitor)
         return schema, rows
 
@@ -170,6 +182,23 @@ def _planned(database: Database, options: ReadOptions, between: object) -> Plan[
     _require_same(database, identity_in(between), "step")
     start, end = positions_in(between.get("start")), positions_in(between.get("end"))
     return plan_micro_batch(database, options, start, end)
+
+
+def _wait_for(database: Database, ends: Mapping[int, int]) -> None:
+    """Wait until this site has all rows that another site has planned to read.
+
+    Raises: RetryError, rather than to return fewer rows.
+    """
+    if database.settings.backend == "local":
+        return
+    deadline = time.monotonic() + _BEHIND_SECONDS
+    while not database.has_read(ends):
+        if time.monotonic() >= deadline:
+            raise RetryError(
+                f"this site has not read all rows of the query yet, ask another one or try again: "
+                f"database={database.name}"
+            )
+        time.sleep(_PAUSE_SECONDS)
 
 
 def _require_same(database: Database, identity: str, noun: str) -> None:

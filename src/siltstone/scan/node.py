@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -27,6 +27,8 @@ class Node:
     """A node; password and token are never part of its repr."""
 
     url: str
+    # Other sites of a cluster that have the same databases: reads continue there.
+    others: tuple[str, ...] = ()
     username: str = ""
     password: str = field(default="", repr=False)
     # Instead of user and password.
@@ -49,7 +51,34 @@ def parse_node(
     certificate: str = "",
     key: str = "",
 ) -> Node:
-    """Check an address like grpc+tcp://host:port, and its credentials. Raises: UsageError."""
+    """Check an address like grpc+tcp://host:port, and its credentials. Several addresses, separated
+    by commas, are sites of one cluster. Raises: UsageError.
+    """
+    found = [
+        _parse_node(
+            each,
+            username=username,
+            password=password,
+            token=token,
+            root_certificates=root_certificates,
+            certificate=certificate,
+            key=key,
+        )
+        for each in url.split(",")
+    ]
+    return replace(found[0], others=tuple(node.url for node in found[1:]))
+
+
+def _parse_node(
+    url: str,
+    *,
+    username: str,
+    password: str,
+    token: str,
+    root_certificates: str,
+    certificate: str,
+    key: str,
+) -> Node:
     parts = urlsplit(url.strip())
     # Check this before any error message that contains the url.
     if "@" in url and parts.scheme != "grpc+unix":

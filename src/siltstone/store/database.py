@@ -480,6 +480,14 @@ class Database:
             return self._keyed.end_position()
         return self._feeds.end_position()
 
+    def has_read(self, ends: Mapping[int, int]) -> bool:
+        """Return whether all rows before these serials of shards can be read here. A site of a
+        cluster may be behind the one that has planned a read.
+        """
+        self._shards.refresh()
+        have = {shard.number: shard.end() for shard in self._shards.listed()}
+        return all(have.get(shard, 0) >= end for shard, end in ends.items())
+
     def feed_source(self) -> StoreSource:
         """Return the source for a FeedHub; for callers with their own event loop or thread."""
         return self._source
