@@ -127,26 +127,28 @@ class RocksView:
     Snapshots of rocksdict cannot be used: their iterators see all later changes.
     """
 
-    __slots__ = ("_iterators", "_number", "_reading")
+    __slots__ = ("_iterators", "_number", "_path")
 
-    def __init__(self, iterators: dict[int, RdictIter], number: int, reading: _Translated) -> None:
+    def __init__(self, iterators: dict[int, RdictIter], number: int, path: PurePath) -> None:
         self._iterators = iterators
         self._number = number
-        self._reading = reading
+        self._path = path
 
     def get(self, key: bytes) -> bytes | None:
         iterator = self._iterator()
-        with self._reading:
+        try:
             iterator.seek(key)
             if iterator.valid():
                 return cast("bytes", iterator.value()) if iterator.key() == key else None
             iterator.status()
+        except Exception as exc:
+            raise translate(exc, "read", self._path) from exc
         return None
 
     def items(self, start: bytes, stop: bytes, limit: int) -> list[Item]:
         iterator = self._iterator()
         found: list[Item] = []
-        with self._reading:
+        try:
             iterator.seek(start)
             while len(found) < limit and iterator.valid():
                 key: bytes = iterator.key()
@@ -155,11 +157,13 @@ class RocksView:
                 found.append((key, iterator.value()))
                 iterator.next()
             iterator.status()
+        except Exception as exc:
+            raise translate(exc, "read", self._path) from exc
         return found
 
     def last(self, start: bytes, stop: bytes) -> Item | None:
         iterator = self._iterator()
-        with self._reading:
+        try:
             iterator.seek_for_prev(stop)
             if iterator.valid() and iterator.key() == stop:
                 iterator.prev()
@@ -167,6 +171,8 @@ class RocksView:
                 key: bytes = iterator.key()
                 return (key, iterator.value()) if key >= start else None
             iterator.status()
+        except Exception as exc:
+            raise translate(exc, "read", self._path) from exc
         return None
 
     def release(self) -> None:
@@ -196,7 +202,6 @@ class RocksEngine:
         self._path = path
         self._iterators: dict[int, RdictIter] = {}
         self._numbers = count()
-        self._reading = _Translated(path, "read")
         self._synced = WriteOptions()
         self._synced.sync = True
         self._tables: dict[str, Rdict] = {}
@@ -248,16 +253,20 @@ class RocksEngine:
 
     def get(self, family: str, key: bytes) -> bytes | None:
         table = self._table(family)
-        with self._reading:
+        try:
             value: bytes | None = table.get(key)
+        except Exception as exc:
+            raise translate(exc, "read", self._path) from exc
         return value
 
     def view(self, family: str) -> RocksView:
         table = self._table(family)
         number = next(self._numbers)
-        with self._reading:
+        try:
             self._iterators[number] = table.iter()
-        return RocksView(self._iterators, number, self._reading)
+        except Exception as exc:
+            raise translate(exc, "read", self._path) from exc
+        return RocksView(self._iterators, number, self._path)
 
     def write(self, changes: Changes) -> None:
         root = self._open()

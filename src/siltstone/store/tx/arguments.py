@@ -65,8 +65,13 @@ def timeout_of(value: object) -> float | None:
     """Return a time to wait in seconds, None for ever. Raises: UsageError."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    # Each type by itself: compiled code compares two numbers of one type directly.
+    if isinstance(value, int) and not isinstance(value, bool):
+        if 0 <= value <= TIMEOUT_MAX:
+            return float(value)
+    elif isinstance(value, float):
+        if 0.0 <= value <= TIMEOUT_MAX:
+            return value
+    else:
         raise UsageError(f"timeout must be a number of seconds: type={type(value).__name__}")
-    if not 0 <= value <= TIMEOUT_MAX:
-        raise UsageError(f"timeout must be from 0 to {TIMEOUT_MAX:,} seconds, got {value}")
-    return value
+    raise UsageError(f"timeout must be from 0 to {TIMEOUT_MAX:,} seconds, got {value}")

@@ -186,9 +186,12 @@ class Transaction:
         Raises: InvalidTopicError, UsageError.
         """
         encoded = self._checked(topic)
+        view = self._view
+        if view is None:
+            view = self._looked()
         if self._timed and time_us == LATEST:
-            return self._looked().newest(encoded)
-        return self._looked().get(encoded, self._time(time_us, LATEST))
+            return view.newest(encoded)
+        return view.get(encoded, self._time(time_us, LATEST))
 
     @overload
     def write(self, topic: str, value: Value) -> None: ...

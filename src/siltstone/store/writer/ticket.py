@@ -7,21 +7,29 @@ import threading
 from array import array
 from collections.abc import Callable, Sequence
 from threading import TIMEOUT_MAX, Lock
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from siltstone.errors import OutcomeUnknownError, SiltstoneError, UsageError
+
+# A longer time has no end: it is at least a month.
+_SECONDS_MAX: Final = int(TIMEOUT_MAX)
 
 
 def seconds_to_wait(timeout: object) -> float | None:
     """Return the seconds to wait; None means without limit. Raises: UsageError."""
     if timeout is None:
         return None
-    if not isinstance(timeout, int | float) or isinstance(timeout, bool):
+    # Each type by itself: compiled code compares two numbers of one type directly.
+    if isinstance(timeout, int) and not isinstance(timeout, bool):
+        if timeout >= 0:
+            return float(timeout) if timeout < _SECONDS_MAX else None
+    elif isinstance(timeout, float):
+        # Not `timeout < 0.0`: NaN must be refused, too.
+        if timeout >= 0.0:
+            return timeout if timeout < TIMEOUT_MAX else None
+    else:
         raise UsageError(f"timeout must be a number of seconds: type={type(timeout).__name__}")
-    # Not `timeout < 0`: NaN must be refused, too.
-    if not timeout >= 0:
-        raise UsageError(f"timeout must be 0 seconds or more: timeout={timeout}")
-    return timeout if timeout < TIMEOUT_MAX else None
+    raise UsageError(f"timeout must be 0 seconds or more: timeout={timeout}")
 
 
 class RowPlaces:
@@ -203,9 +211,12 @@ class Ticket:
         None is the outcome of a part that stores no row. The caller holds the mutex. If this
         returns True, the caller must call `tell` after it released the mutex.
         """
-        if isinstance(outcome, Exception):
+        # None first: it is the outcome of every transaction, and the check of a type is slower.
+        if outcome is None:
+            pass
+        elif isinstance(outcome, Exception):
             self._error = self._error or outcome
-        elif outcome is not None:
+        else:
             if self._outcomes is None:
                 self._outcomes = []
             self._outcomes.append((outcome, rows))
