@@ -46,6 +46,7 @@ from crc32c import crc32c
 from siltstone.errors import CorruptionError
 from siltstone.store.segment.frame import ROWS, FrameHeader
 from siltstone.store.segment.table import (
+    SMALL_PIECE,
     TABLE_BYTES,
     TABLE_FRAMES,
     TABLE_ROWS,
@@ -289,8 +290,8 @@ class SegmentIndex:
     def groups(
         self, numbers: Sequence[int], rows_per_piece: int, rows_first: int = FIRST_ROWS
     ) -> Iterator[tuple[Sequence[int], bool]]:
-        """Yield the numbers of frames in groups, and whether they are small: many small frames, or
-        one that is not small.
+        """Yield the numbers of frames in groups, and whether to read the group as a table: many
+        small frames, or one with few rows of each wanted stream.
 
         `rows_per_piece` says how many rows are wanted of a frame, of each stream. The first group
         has about `rows_first` rows, and later groups have more.
@@ -321,7 +322,8 @@ class SegmentIndex:
                 last = np.searchsorted(rows, rows[first] + rows_max)
                 most = np.searchsorted(sizes, sizes[first] + TABLE_BYTES)
                 end = max(first + 1, min(int(last), int(most), first + TABLE_FRAMES, other))
-                yield numbers[first:end], True
+                # A table has a fixed cost, so a single frame with few streams is read by itself.
+                yield numbers[first:end], end - first > 1 or rows_per_piece <= SMALL_PIECE
                 first, rows_max = end, min(2 * rows_max, TABLE_ROWS)
             if other < count:
                 yield numbers[other : other + 1], False

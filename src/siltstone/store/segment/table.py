@@ -49,7 +49,7 @@ _MAGIC: Final = int.from_bytes(MAGIC, "little")
 _OFFSET_MAX: Final = (1 << 31) - 1
 _REACH_BYTES: Final = 1 << 26
 
-_SMALL_PIECE: Final = 256
+SMALL_PIECE: Final = 256
 TABLE_ROWS: Final = 1 << 16
 # The heads of this many frames stay in the cache of the processor while they are read.
 TABLE_FRAMES: Final = 1 << 13
@@ -380,7 +380,7 @@ def array_of(numbers: NDArray[Any], kind: pa.DataType) -> pa.Array:
 
 def are_small(rows: Ints, sizes: Ints, rows_per_piece: int) -> Flags:
     """Return which frames are small for a reader; `rows_per_piece` is its rows per stream."""
-    small: Flags = rows <= (SMALL_ROWS if rows_per_piece > _SMALL_PIECE else TABLE_ROWS)
+    small: Flags = rows <= (SMALL_ROWS if rows_per_piece > SMALL_PIECE else TABLE_ROWS)
     return small & (sizes <= np.maximum(SMALL_BYTES, SMALL_ROW_BYTES * rows))
 
 

@@ -51,6 +51,17 @@ def encoded() -> bytes:
     return encode_index(sample(), structure=b"edges", producers=b"p" * 24)
 
 
+def with_rows(*counts: int) -> SegmentIndex:
+    """Return an index of frames with these numbers of rows, all of one stream."""
+    index = SegmentIndex(first_serial=0, end_position=4096)
+    serial = 0
+    for number, count in enumerate(counts):
+        found = header(ROWS, serial, count, 1000 + number, 1000 + number)
+        index.add(4096 + 128 * number, found, [(A, 0, count, 0, 1)])
+        serial += count
+    return index
+
+
 def unknown_words(frames: int) -> bytes:
     words = WordIndex()
     words.add_unknown(frames)
@@ -269,3 +280,21 @@ class TestBroken:
         data = encoded() + struct.pack("<II", 2, len(words)) + words
         with pytest.raises(CorruptionError, match=reason):
             decode_index(resealed(bytearray(data)), PATH)
+
+
+class TestGroups:
+    def test_small_frames_beside_each_other_are_one_group_and_a_single_one_is_read_by_itself(
+        self,
+    ) -> None:
+        index = with_rows(1000, 5000, 1000, 1000, 5000, 1000)
+        groups = list(index.groups(range(6), rows_per_piece=1000))
+        assert groups == [
+            (range(1), False),
+            (range(1, 2), False),
+            (range(2, 4), True),
+            (range(4, 5), False),
+            (range(5, 6), False),
+        ]
+
+    def test_a_single_frame_with_few_rows_of_each_stream_is_read_as_a_table(self) -> None:
+        assert list(with_rows(1000).groups(range(1), rows_per_piece=5)) == [(range(1), True)]
