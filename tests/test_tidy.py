@@ -22,6 +22,7 @@ BROAD_HANDLERS: dict[str, str] = {
     "broker/access/access.py": "a hook is others' code: what it raises refuses the client",
     "flight/server.py": "Flight would send the traceback of a mistake of ours to the client",
     "guard.py": "a mistake of ours ends one connection, or one thing of a turn",
+    "store/kv/rocks.py": "the binding raises plain exceptions, which are translated",
     "store/writer/ticket.py": "a callback is others' code: the shard's thread goes on",
     "store/writer/queue.py": "a mistake of ours ends one shard, and leaves nobody waiting",
 }

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import PurePath
 from threading import Lock
 from types import TracebackType
-from typing import Final, cast
+from typing import Final
 
 from rocksdict import (
     AccessType,
@@ -66,11 +66,11 @@ _SIZES: Final = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-table
 class _Translated:
     """A context that translates exceptions of rocksdict to our errors."""
 
-    __slots__ = ("_operation", "_path")
+    __slots__ = ("operation", "path")
 
     def __init__(self, path: PurePath, operation: str) -> None:
-        self._path = path
-        self._operation = operation
+        self.path = path
+        self.operation = operation
 
     def __enter__(self) -> None:
         return None
@@ -82,7 +82,7 @@ class _Translated:
         trace: TracebackType | None,
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, SiltstoneError):
-            raise translate(error, self._operation, self._path) from error
+            raise translate(error, self.operation, self.path) from error
 
 
 class _Passing:
@@ -127,28 +127,21 @@ class RocksView:
     Snapshots of rocksdict cannot be used: their iterators see all later changes.
     """
 
-    __slots__ = ("_iterators", "_number", "_path")
+    __slots__ = ("_iterators", "_number", "_reading")
 
-    def __init__(self, iterators: dict[int, RdictIter], number: int, path: PurePath) -> None:
+    def __init__(self, iterators: dict[int, RdictIter], number: int, reading: _Translated) -> None:
         self._iterators = iterators
         self._number = number
-        self._path = path
+        self._reading = reading
 
     def get(self, key: bytes) -> bytes | None:
-        iterator = self._iterator()
-        try:
-            iterator.seek(key)
-            if iterator.valid():
-                return cast("bytes", iterator.value()) if iterator.key() == key else None
-            iterator.status()
-        except Exception as exc:
-            raise translate(exc, "read", self._path) from exc
-        return None
+        item = self._item(key, before=False)
+        return item[1] if item is not None and item[0] == key else None
 
     def items(self, start: bytes, stop: bytes, limit: int) -> list[Item]:
         iterator = self._iterator()
         found: list[Item] = []
-        try:
+        with self._reading:
             iterator.seek(start)
             while len(found) < limit and iterator.valid():
                 key: bytes = iterator.key()
@@ -157,29 +150,35 @@ class RocksView:
                 found.append((key, iterator.value()))
                 iterator.next()
             iterator.status()
-        except Exception as exc:
-            raise translate(exc, "read", self._path) from exc
         return found
 
     def last(self, start: bytes, stop: bytes) -> Item | None:
-        iterator = self._iterator()
-        try:
-            iterator.seek_for_prev(stop)
-            if iterator.valid() and iterator.key() == stop:
-                iterator.prev()
-            if iterator.valid():
-                key: bytes = iterator.key()
-                return (key, iterator.value()) if key >= start else None
-            iterator.status()
-        except Exception as exc:
-            raise translate(exc, "read", self._path) from exc
-        return None
+        item = self._item(stop, before=True)
+        return item if item is not None and item[0] >= start else None
 
     def release(self) -> None:
         self._iterators.pop(self._number, None)
 
     def __del__(self) -> None:
         self.release()
+
+    def _item(self, key: bytes, *, before: bool) -> Item | None:
+        """Return the first item from a key on, or the last item before it."""
+        iterator = self._iterator()
+        # Each transaction comes here twice, and a context costs more than the search.
+        try:
+            if before:
+                iterator.seek_for_prev(key)
+                if iterator.valid() and iterator.key() == key:
+                    iterator.prev()
+            else:
+                iterator.seek(key)
+            if iterator.valid():
+                return iterator.key(), iterator.value()
+            iterator.status()
+        except Exception as exc:
+            raise translate(exc, self._reading.operation, self._reading.path) from exc
+        return None
 
     def _iterator(self) -> RdictIter:
         iterator = self._iterators.get(self._number)
@@ -202,6 +201,7 @@ class RocksEngine:
         self._path = path
         self._iterators: dict[int, RdictIter] = {}
         self._numbers = count()
+        self._reading = _Translated(path, "read")
         self._synced = WriteOptions()
         self._synced.sync = True
         self._tables: dict[str, Rdict] = {}
@@ -253,20 +253,16 @@ class RocksEngine:
 
     def get(self, family: str, key: bytes) -> bytes | None:
         table = self._table(family)
-        try:
+        with self._reading:
             value: bytes | None = table.get(key)
-        except Exception as exc:
-            raise translate(exc, "read", self._path) from exc
         return value
 
     def view(self, family: str) -> RocksView:
         table = self._table(family)
         number = next(self._numbers)
-        try:
+        with self._reading:
             self._iterators[number] = table.iter()
-        except Exception as exc:
-            raise translate(exc, "read", self._path) from exc
-        return RocksView(self._iterators, number, self._path)
+        return RocksView(self._iterators, number, self._reading)
 
     def write(self, changes: Changes) -> None:
         root = self._open()
