@@ -148,7 +148,7 @@ def _code_cell(text: str) -> str:
     """Return code for a cell of a table; a backslash before a pipe would be shown in the site."""
     if "|" not in text:
         return f"`{_cell(text)}`"
-    return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
+    return f"<code>{html.escape(text, quote=False).replace('|', '&#124;<wbr>')}</code>"
 
 
 def _cell(text: str) -> str:

@@ -45,9 +45,11 @@ def _flag(flag: str, metavar: str = "") -> Any:
     """Return the option of a key, with the description of the key."""
     key = key_of(FLAGS[flag])
     field = field_of(key)
-    owner = "First listener: " if key[0] == "listeners" else ""
+    text = field.description or ""
+    if key[0] == "listeners":
+        text = f"First listener: {text[:1].lower()}{text[1:]}"
     metavar = metavar or "|".join(get_args(field.annotation)) or str(key[-1]).upper()
-    return _option(flag, metavar, f"{owner}{field.description}")
+    return _option(flag, metavar, text)
 
 
 DataFlag = Annotated[str | None, _flag("--data", "DIR")]
