@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -39,6 +40,20 @@ def pytest_configure(config: pytest.Config) -> None:
 def compares_forms(config: pytest.Config) -> bool:
     """Say whether both forms must be there: they must, unless the pure one alone is asked for."""
     return config.getoption("--form") != "pure" and os.environ.get("SILTSTONE_PURE") != "1"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector, and keep it away from the tests that were collected.
+
+    Thousands of tests stay until the end. A collection of garbage would visit them all each time.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
