@@ -431,3 +431,15 @@ def test_a_replicated_map_needs_its_cluster(three: Three) -> None:
     store = Store(PurePath("/other"), fs=MemoryFileSystem(), open_engine=lambda _: engine)
     with store, pytest.raises(UsageError, match="needs a cluster"):
         store.keyvalue("m", create=True)
+
+
+def test_a_site_with_a_replicated_database_does_not_begin_a_cluster_anew(three: Three) -> None:
+    three.lead("a")
+    three.settle()
+    three.crash("b")
+    engine, files = three.engines["b"], three.files["b"]
+    with Store(PurePath("/store"), fs=files, open_engine=lambda _: engine.reopened()) as store:
+        with pytest.raises(UsageError, match="cannot begin anew: m; keep"):
+            store.check_begins_anew()
+        store.drop_keyvalue("m")
+        store.check_begins_anew()

@@ -332,6 +332,26 @@ class Store:
                 return begin_as_follower(self._fs, directory)
             return begin_anew(self._fs, self._clock, directory)
 
+    def check_begins_anew(self) -> None:
+        """Check that the replicated databases may begin again in another epoch, all of them.
+
+        Raises: UsageError if there are replicated key-value databases, which may not.
+        """
+        names: list[str] = []
+        for name in self.keyvalue_names():
+            # Only a site of its cluster opens the database.
+            engine = self._open_engine(self._paths.keyvalue(name))
+            try:
+                if catalog.is_created(engine) and catalog.read_settings(engine).backend != "local":
+                    names.append(name)
+            finally:
+                engine.close()
+        if names:
+            raise UsageError(
+                f"replicated key-value databases cannot begin anew: {', '.join(names)}; keep their "
+                f"rows with 'siltstone kv read NAME', and remove them with 'siltstone kv drop NAME'"
+            )
+
     def progress(self, name: str) -> list[Marked]:
         """Return the marks of the shards of a replicated database: how far this site has come.
 

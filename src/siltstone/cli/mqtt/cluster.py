@@ -225,6 +225,7 @@ def refound(
             return
         if epoch < known:
             raise UsageError(f"this site has begun epoch {known}: expected --epoch {known + 1}")
+        store.check_begins_anew()
         # From here on, the site is refused by the sites of the epoch before.
         write_epoch(fs, directory, epoch)
         for name in store.names():
