@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path, PurePath
 
+import pytest
 from pyspark.sql import SparkSession
 
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline.spark.java import Java, probe
 from siltstone.pipeline.spark.session import make_scratch, start_session
+from siltstone.store.database import Database
+from siltstone.store.log.read.pieces import Row
+from tests.support.broker_process import clean_environment
 
 
 def test_the_script_drops_one_flag_and_hides_spark_from_the_driver_alone(tmp_path: Path) -> None:
@@ -66,3 +71,35 @@ def test_times_are_microseconds_in_utc_whoever_reads_them(spark: SparkSession) -
 
 def test_an_active_session_is_used_again(spark: SparkSession) -> None:
     assert start_session() is spark
+
+
+# As in a virtual environment that is not activated, where python3 is another one.
+PLAIN = """
+import sys
+from pyspark.sql import SparkSession
+from siltstone.pipeline import register
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+register(spark)
+print(spark.read.format("siltstone").load(sys.argv[1]).count())
+"""
+
+
+@pytest.mark.timeout(400)
+def test_a_plain_session_finds_the_python_of_an_environment_that_is_not_activated(
+    database: Database, path: str, tmp_path: Path
+) -> None:
+    database.append([Row("a", b"1"), Row("a", b"2")]).wait()
+    other = tmp_path / "bin" / "python3"
+    other.parent.mkdir()
+    other.write_text("#!/bin/sh\necho no module named pyspark >&2\nexit 1\n")
+    other.chmod(0o755)
+    environment = {
+        name: value
+        for name, value in clean_environment().items()
+        if not name.startswith(("PYSPARK", "SPARK", "VIRTUAL_ENV"))
+    }
+    environment |= {"PATH": f"{other.parent}:/usr/bin:/bin", "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, path], capture_output=True, check=False, env=environment
+    )
+    assert (done.returncode, done.stdout) == (0, b"2\n"), done.stderr.decode()

@@ -16,6 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 
 import siltstone
 from siltstone.errors import (
@@ -35,6 +36,7 @@ from siltstone.pipeline.lake.fields import FIELDS_MAX
 from siltstone.pipeline.lake.files import partition_schema
 from siltstone.pipeline.lake.names import WINDOW_COLUMNS
 from siltstone.pipeline.lake.rules import read_rules
+from siltstone.pipeline.spark.hints import FullScanWarning
 from siltstone.pipeline.sql import make_views, run
 from siltstone.scan.columns.schema import COLUMNS
 from siltstone.store.database import Database
@@ -132,6 +134,23 @@ def test_rows_come_once_from_lake_and_store_wherever_the_seam_is(
     )
     with pytest.raises(UsageError, match="unknown column nothing"):
         table(spark, path, columns=["nothing"])
+
+
+def test_a_condition_that_an_option_would_replace_is_said(
+    spark: SparkSession, database: Database, path: str
+) -> None:
+    database.append([reading(number) for number in range(100)]).wait()
+    rows = table(spark, path)
+    with pytest.warns(FullScanWarning, match="a condition on topic .*parameter filter of table"):
+        one = rows.where("topic = 'plant/1/oven/1'")
+    with pytest.warns(FullScanWarning, match="a condition on timestamp .*parameter since or until"):
+        rows.filter(F.col("timestamp") > "2020-01-01")
+    # Warnings are errors, so there are none from here on.
+    limited = table(spark, path, filter="plant/1/#", since="2020-01-01")
+    same = limited.where("topic = 'plant/1/oven/1'").where("timestamp > '2020-01-01'")
+    assert (one.count(), same.count(), rows.where("qos = 0").count()) == (1, 1, 100)
+    tier_all(path)
+    assert table(spark, path).where("topic = 'plant/1/oven/1'").count() == 1
 
 
 def test_files_without_levels_have_them_all_the_same(

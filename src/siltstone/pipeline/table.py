@@ -44,6 +44,7 @@ from siltstone.pipeline.lake.pruning import (
 from siltstone.pipeline.lake.tables.rewrite import read_rewrites
 from siltstone.pipeline.remote import find_node, node_rows
 from siltstone.pipeline.source.schema import arrow_schema, spark_schema
+from siltstone.pipeline.spark.hints import with_hints
 from siltstone.pipeline.spark.worker import one_line_errors, spare_collections
 from siltstone.scan.offsets import Loss, bounds_of, find_losses
 from siltstone.scan.options import ReadOptions, parse_options, parse_time
@@ -97,8 +98,10 @@ def table(
     """Return the current rows of a store and its lake, with the columns of the source.
 
     `since` is inclusive, `until` exclusive. As for the source, `failOnDataLoss=False` leaves out
-    rows that are dropped while the query runs, and the tables of an earlier database. Instead of a
-    path, `url` and the other options of the source can name a node; the lake of a node is not read.
+    rows that are dropped while the query runs, and the tables of an earlier database. A `where` on
+    topic or timestamp does not limit what is read from the store, and a warning names the parameter
+    that does. Instead of a path, `url` and the other options of the source can name a node; the
+    lake of a node is not read.
 
     Raises: UsageError, also if requested rows are only in the lake of a node.
     """
@@ -119,9 +122,21 @@ def table(
     )
     condition = _condition(scope, seam.position)
     parts = tiered_rows(spark, prune(files, scope), condition, options.columns)
-    if any(seam.live.values()) or not parts:
+    is_live = any(seam.live.values())
+    if is_live or not parts:
         parts.append(_live_rows(spark, fs, options, seam))
-    return reduce(DataFrame.unionByName, parts)
+    rows = reduce(DataFrame.unionByName, parts)
+    return with_hints(rows, _hints(filter, since, until)) if is_live else rows
+
+
+def _hints(
+    topic_filter: str | Sequence[str], since: Moment | None, until: Moment | None
+) -> dict[str, str]:
+    """Return the parameters that were not given, by the column of a condition."""
+    hints = {"topic": "the parameter filter of table()"} if topic_filter == "#" else {}
+    if since is None and until is None:
+        hints["timestamp"] = "the parameter since or until of table()"
+    return hints
 
 
 def lake_table(spark: SparkSession, path: str, name: str, *, database: str = "") -> DataFrame:

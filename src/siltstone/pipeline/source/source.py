@@ -26,7 +26,11 @@ from siltstone.pipeline.source.writer import (
     check_schema,
     target_of,
 )
-from siltstone.pipeline.spark.worker import one_line_errors, spare_collections
+from siltstone.pipeline.spark.worker import (
+    one_line_errors,
+    spare_collections,
+    use_this_python,
+)
 from siltstone.scan.columns.schema import PAYLOAD, table_schema
 from siltstone.scan.ingest.options import WriteOptions, parse_write_options
 from siltstone.scan.options import ReadOptions, parse_options
@@ -106,7 +110,13 @@ class SiltstoneSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Register the source in a session; Spark does so itself if it finds `pyspark_siltstone`."""
+    """Register the source in a session; Spark does so itself if it finds `pyspark_siltstone`.
+
+    Spark starts the `python3` of PATH unless PYSPARK_PYTHON is set. In a virtual environment that
+    is not activated this is another Python, without this package. A local session that was told no
+    Python gets the one of this process.
+    """
+    use_this_python(spark)
     spark.dataSource.register(SiltstoneSource)
 
 

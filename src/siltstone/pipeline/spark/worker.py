@@ -7,14 +7,25 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from siltstone.errors import SiltstoneError
 
 _DAEMON: Final = "pyspark.daemon"
 _WORKERS: Final = "pyspark."
+_PYTHON: Final = "spark.pyspark.python"
 # With this variable, Spark sends the last line of an error and not its traceback.
 _HIDE: Final = "SPARK_HIDE_TRACEBACK"
+
+
+def use_this_python(spark: Any) -> None:
+    """Let the workers of a local session be the Python of this process, unless it was told one."""
+    # A session of Spark Connect has no context: its Python is that of the server.
+    context = getattr(spark, "sparkContext", None)
+    if context is None or not context.master.startswith("local"):
+        return
+    if "PYSPARK_PYTHON" not in os.environ and not context.getConf().contains(_PYTHON):
+        context.pythonExec = sys.executable
 
 
 def spare_collections() -> None:
