@@ -206,7 +206,9 @@ class Registry:
             known = await self.database(name)
             assert known is not None
         if known.by:
-            raise RetryError(f"site {known.by} begins the logs of {name}: wait until it has")
+            raise RetryError(
+                f"site {known.by} begins the logs of {name}: wait until it has finished"
+            )
         if not known.is_ready:
             await self._found_streams(known)
             await self.finish(known)

@@ -420,7 +420,9 @@ class ClusterSite:
     ) -> Registered:
         for name, peer in self._peers.items():
             if database in peer.founding and await registry.database(database) is None:
-                raise RetryError(f"site {name} begins the logs of {database}: wait until it has")
+                raise RetryError(
+                    f"site {name} begins the logs of {database}: wait until it has finished"
+                )
         return await registry.found(database, settings)
 
     async def _found_from_files(
