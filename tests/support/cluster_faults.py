@@ -172,11 +172,11 @@ class Faults:
         self._in_sync(name)
         broker = self.sites.brokers[name]
         broker.kill()
-        found, copied = (len(broker.events(e)) for e in ("segment_damaged", "shard_copied"))
+        copied = len(broker.events("shard_copied"))
         flip_a_bit(self.sites, name)
         self._others_continue(name)
         self.sites.start(name)
-        until(lambda: len(broker.events("segment_damaged")) > found, "the damage is found")
+        # Either the check finds the damage, or the site was away for so long that it copies all.
         until(lambda: len(broker.events("shard_copied")) > copied, "the segment is copied")
         until(lambda: is_sound(self.sites, name), "the segment is repaired")
 
