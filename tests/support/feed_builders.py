@@ -10,7 +10,7 @@ from siltstone.errors import SiltstoneError
 from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
-from siltstone.store.feed.pool import Feed, Found, ReadJob
+from siltstone.store.feed.pool import Feed, ReadJob, ReadResult
 from siltstone.store.feed.position import START, Position
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
@@ -47,7 +47,7 @@ class RowsInMemory:
 
     def read(
         self, shard: int, start: int, filters: list[TopicFilter], settings: FeedSettings
-    ) -> Found:
+    ) -> ReadResult:
         self.reads.append((shard, start, sorted(each.text for each in filters)))
         if self.error is not None:
             raise self.error
@@ -60,7 +60,7 @@ class RowsInMemory:
             stop += 1
         topics = [self.topics[shard][serial] for serial in serials]
         batch = batch_of(shard, serials, topics, stop) if serials else None
-        return Found(start, stop, rows_from, batch)
+        return ReadResult(start, stop, rows_from, batch)
 
 
 class HubByHand:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from siltstone.flight.access import FlightAccess, OpenAccess
-from siltstone.flight.appending import Announce, Commits
+from siltstone.flight.appending import Announce, StagedCommits
 from siltstone.flight.operations import FlightOperations
 from siltstone.flight.server import FlightServer
 from siltstone.fs.api import FileSystem
@@ -28,7 +28,9 @@ def desk_of(
 ) -> FlightOperations:
     """Return the operations on a store."""
     disk = fs or PosixFileSystem()
-    return FlightOperations(disk, store, Commits(Staging(disk, store.path), announce), announce)
+    return FlightOperations(
+        disk, store, StagedCommits(Staging(disk, store.path), announce), announce
+    )
 
 
 @contextmanager

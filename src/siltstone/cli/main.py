@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from siltstone.cli.options import plain_complaint
-from siltstone.cli.output.help import App, Group
+from siltstone.cli.output.help import App, HelpGroup
 from siltstone.cli.output.output import note
 from siltstone.cli.output.streams import standard_streams
 from siltstone.errors import SiltstoneError, UsageError
@@ -118,7 +118,7 @@ Details of a command:  siltstone COMMAND --help
 _UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 
 
-class Siltstone(Group):
+class Siltstone(HelpGroup):
     """The top-level command; its help lists the commands by purpose."""
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -95,7 +95,7 @@ def _picked(columns: Columns, rows: Sequence[int]) -> Columns:
     )
 
 
-class Commits:
+class StagedCommits:
     """Commits batches of staged rows, one at a time."""
 
     def __init__(self, staging: Staging, announce: Announce) -> None:

@@ -10,7 +10,7 @@ from pyarrow import flight
 
 from siltstone.errors import UsageError
 from siltstone.flight.access import FlightUser
-from siltstone.flight.appending import Announce, Commits, append_rows, check_writable
+from siltstone.flight.appending import Announce, StagedCommits, append_rows, check_writable
 from siltstone.flight.reading import Reads, public_database
 from siltstone.flight.wire import (
     BEGIN,
@@ -75,7 +75,7 @@ class FlightOperations:
         self,
         fs: FileSystem,
         store: Store,
-        commits: Commits,
+        commits: StagedCommits,
         announce: Announce,
         management: Management | None = None,
     ) -> None:

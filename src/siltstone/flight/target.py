@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from siltstone.errors import LockedError, OutcomeUnknownError, RetryError
 from siltstone.flight.access import AnyUser
-from siltstone.flight.appending import Commits
+from siltstone.flight.appending import StagedCommits
 from siltstone.flight.client import NodeClient
 from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import StorePaths
@@ -127,7 +127,7 @@ class DirectoryTarget:
         """Commit without waiting for another writer to close. Raises: LockedError, RetryError."""
         try:
             with Store(self._path, fs=self._fs) as store:
-                return Commits(self._staging, _unheard).commit(
+                return StagedCommits(self._staging, _unheard).commit(
                     self._opened(store), batch, names, visitor=AnyUser(), forget=forget
                 )
         except LockedError as exc:

@@ -51,7 +51,7 @@ _MOUNTS: Final = "/proc/self/mountinfo"
 _MOUNTS_MAX: Final = 1 << 20
 
 
-class _Translated:
+class _SystemErrors:
     """A context that translates OSError; `contextmanager` would take three times as long."""
 
     __slots__ = ("_needed_bytes", "_operation", "_path")
@@ -189,7 +189,7 @@ class PosixFile:
         return descriptor
 
     def park(self, path: PurePath) -> None:
-        with _Translated("park", path):
+        with _SystemErrors("park", path):
             descriptor = self._open_descriptor
             if descriptor is not None:
                 status = os.fstat(descriptor)
@@ -208,7 +208,7 @@ class PosixFile:
             if self._parked is None:
                 raise ClosedError(f"the file is closed: path={self._path}")
             path, *place = self._parked
-            with _Translated("open", path):
+            with _SystemErrors("open", path):
                 flags = os.O_RDWR if self._writable else os.O_RDONLY
                 descriptor = _open_regular(self._spare, path, flags)
                 status = os.fstat(descriptor)
@@ -219,13 +219,13 @@ class PosixFile:
             return descriptor
 
     def size(self) -> int:
-        with _Translated("size", self._path):
+        with _SystemErrors("size", self._path):
             return os.fstat(self._descriptor()).st_size
 
     def read_at(self, offset: int, length: int) -> bytes:
         descriptor = self._descriptor()
         chunks: list[bytes] = []
-        with _Translated("read", self._path):
+        with _SystemErrors("read", self._path):
             while length > 0 and (chunk := os.pread(descriptor, length, offset)):
                 chunks.append(chunk)
                 offset += len(chunk)
@@ -279,7 +279,7 @@ class PosixFile:
         self.write_at(self.size(), data)
 
     def truncate(self, size: int) -> None:
-        with _Translated("truncate", self._path):
+        with _SystemErrors("truncate", self._path):
             os.ftruncate(self._descriptor(to_write=True), size)
 
     def allocate(self, offset: int, length: int) -> None:
@@ -296,7 +296,7 @@ class PosixFile:
             )
         if length == 0:
             return
-        with _Translated("allocate", self._path, needed_bytes=length):
+        with _SystemErrors("allocate", self._path, needed_bytes=length):
             # On ext4, a posix_fallocate that fails keeps the space that it allocated, and the disk
             # would be full.
             taken = os.fstat(descriptor).st_blocks * 512
@@ -309,7 +309,7 @@ class PosixFile:
     def data_end(self, offset: int) -> int:
         """Return the end of the last data at or after offset; see `File.data_end`."""
         descriptor = self._descriptor()
-        with _Translated("data_end", self._path):
+        with _SystemErrors("data_end", self._path):
             while True:
                 try:
                     start = os.lseek(descriptor, offset, os.SEEK_DATA)
@@ -324,7 +324,7 @@ class PosixFile:
         size = self.size()
         if size == 0:
             raise UsageError(f"an empty file cannot be mapped: path={self._path}")
-        with _Translated("map", self._path):
+        with _SystemErrors("map", self._path):
             return map_shared(descriptor, size, writable=writable)
 
     def sync(self) -> None:
@@ -341,7 +341,7 @@ class PosixFile:
         descriptor, self._open_descriptor = self._open_descriptor, None
         self._parked = None
         if descriptor is not None:
-            with _Translated("close", self._path):
+            with _SystemErrors("close", self._path):
                 os.close(descriptor)
 
     def __enter__(self) -> Self:
@@ -366,7 +366,7 @@ class PosixLock:
     def release(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            with _Translated("release", self._path):
+            with _SystemErrors("release", self._path):
                 # After a close alone, a forked child that shares the descriptor would still hold
                 # the lock.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -384,12 +384,12 @@ class PosixFileSystem:
         return PosixFileSystem, ()
 
     def create(self, path: PurePath) -> PosixFile:
-        with _Translated("create", path):
+        with _SystemErrors("create", path):
             descriptor = _open_regular(self._spare, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         return PosixFile(self._spare, path, descriptor, writable=True)
 
     def open(self, path: PurePath, *, writable: bool) -> PosixFile:
-        with _Translated("open", path):
+        with _SystemErrors("open", path):
             descriptor = _open_regular(self._spare, path, os.O_RDWR if writable else os.O_RDONLY)
         return PosixFile(self._spare, path, descriptor, writable=writable)
 
@@ -398,7 +398,7 @@ class PosixFileSystem:
             return file.read_at(0, file.size())
 
     def exists(self, path: PurePath) -> bool:
-        with _Translated("exists", path):
+        with _SystemErrors("exists", path):
             try:
                 os.lstat(path)
             except (FileNotFoundError, NotADirectoryError):
@@ -406,27 +406,27 @@ class PosixFileSystem:
             return True
 
     def make_directory(self, path: PurePath) -> None:
-        with _Translated("make_directory", path):
+        with _SystemErrors("make_directory", path):
             shared = _GROUP_ENTERS if _is_shared(path.parent) else 0
             os.mkdir(path, _DIRECTORY_MODE | shared)
 
     def rename(self, source: PurePath, target: PurePath) -> None:
-        with _Translated("rename", source):
+        with _SystemErrors("rename", source):
             os.rename(source, target)
 
     def link(self, source: PurePath, target: PurePath) -> None:
-        with _Translated("link", source):
+        with _SystemErrors("link", source):
             try:
                 os.link(source, target, follow_symlinks=False)
             except FileExistsError as exc:
                 raise translate(exc, "link", target) from exc
 
     def symlink(self, target: PurePath, path: PurePath) -> None:
-        with _Translated("symlink", path):
+        with _SystemErrors("symlink", path):
             os.symlink(target, path)
 
     def readlink(self, path: PurePath) -> PurePath:
-        with _Translated("readlink", path):
+        with _SystemErrors("readlink", path):
             try:
                 return PurePath(os.readlink(path))
             except OSError as exc:
@@ -435,15 +435,15 @@ class PosixFileSystem:
                 raise
 
     def remove(self, path: PurePath) -> None:
-        with _Translated("remove", path):
+        with _SystemErrors("remove", path):
             os.unlink(path)
 
     def remove_directory(self, path: PurePath) -> None:
-        with _Translated("remove_directory", path):
+        with _SystemErrors("remove_directory", path):
             os.rmdir(path)
 
     def sync_directory(self, path: PurePath) -> None:
-        with _Translated("sync_directory", path):
+        with _SystemErrors("sync_directory", path):
             descriptor = self._spare.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)
@@ -452,7 +452,7 @@ class PosixFileSystem:
 
     def lock(self, path: PurePath, *, shared: bool = False, wait: bool = False) -> PosixLock:
         mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        with _Translated("lock", path):
+        with _SystemErrors("lock", path):
             descriptor = _open_regular(self._spare, path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, mode if wait else mode | fcntl.LOCK_NB)
@@ -473,28 +473,28 @@ class PosixFileSystem:
     def is_socket(self, path: PurePath) -> bool:
         """Return whether a path is a socket; False if it does not exist."""
         try:
-            with _Translated("is_socket", path):
+            with _SystemErrors("is_socket", path):
                 return stat.S_ISSOCK(os.lstat(path).st_mode)
         except NotFoundError:
             return False
 
     def set_mode(self, path: PurePath, mode: int) -> None:
         """Set the permission bits of a file."""
-        with _Translated("set_mode", path):
+        with _SystemErrors("set_mode", path):
             os.chmod(path, mode)
 
     def is_open_to_others(self, path: PurePath) -> bool:
         """Return whether a directory is accessible to users other than its owner and group."""
-        with _Translated("is_open_to_others", path):
+        with _SystemErrors("is_open_to_others", path):
             return bool(os.stat(path).st_mode & _OTHERS)
 
     def free_bytes(self, path: PurePath) -> int:
-        with _Translated("free_bytes", path):
+        with _SystemErrors("free_bytes", path):
             status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
     def disk_bytes(self, path: PurePath) -> int:
-        with _Translated("disk_bytes", path):
+        with _SystemErrors("disk_bytes", path):
             status = os.statvfs(path)
         return status.f_blocks * status.f_frsize
 
@@ -502,7 +502,7 @@ class PosixFileSystem:
         return sorted(self.scan_entries(path), key=lambda entry: entry.name)
 
     def scan_entries(self, path: PurePath) -> Iterator[Entry]:
-        with _Translated("list", path), self._spare.scan(path) as found:
+        with _SystemErrors("list", path), self._spare.scan(path) as found:
             for name in found:
                 # Another process may remove a file between the two calls: a reader does not hold
                 # the lock.
@@ -513,7 +513,7 @@ class PosixFileSystem:
                 yield entry
 
     def scan(self, path: PurePath) -> Iterator[Name]:
-        with _Translated("scan", path), self._spare.scan(path) as found:
+        with _SystemErrors("scan", path), self._spare.scan(path) as found:
             for name in found:
                 yield Name(name.name, _kind(name))
 

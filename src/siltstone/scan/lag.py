@@ -16,19 +16,19 @@ from siltstone.units import SECOND_US
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lag:
+class QueryLag:
     """The rows that a query has not read, and the age of the oldest one."""
 
     rows: int
     seconds: float | None = 0.0
 
     @classmethod
-    def between(cls, reached: Mapping[int, int], ends: Mapping[int, int]) -> Lag:
+    def between(cls, reached: Mapping[int, int], ends: Mapping[int, int]) -> QueryLag:
         """Return the lag of a position; a shard without one is at its end."""
         rows = sum(max(0, end - reached.get(shard, end)) for shard, end in ends.items())
         return cls(rows=rows, seconds=None if rows else 0.0)
 
-    def since(self, oldest_us: int | None, now_us: int) -> Lag:
+    def since(self, oldest_us: int | None, now_us: int) -> QueryLag:
         """Return the lag with the age of its oldest row; None if no such row was found."""
         seconds = None if oldest_us is None else max(0.0, (now_us - oldest_us) / SECOND_US)
         return replace(self, seconds=seconds)

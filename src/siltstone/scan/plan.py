@@ -202,7 +202,7 @@ def _partition(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backlog:
+class QueryBacklog:
     """The serials of a shard from the position of a query to the end of the shard.
 
     `find` returns the wanted serials of a frame within a range.
@@ -222,7 +222,7 @@ class Admitted:
 
 
 def admit(
-    backlogs: Mapping[int, Backlog],
+    backlogs: Mapping[int, QueryBacklog],
     *,
     rows_max: int | None,
     bytes_max: int | None,
@@ -269,7 +269,7 @@ def admit(
 
 
 def _least_served(
-    backlogs: Mapping[int, Backlog],
+    backlogs: Mapping[int, QueryBacklog],
     waiting: Mapping[int, FramePlace | None],
     ends: Mapping[int, int],
 ) -> int | None:

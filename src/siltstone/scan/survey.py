@@ -13,7 +13,7 @@ from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import absolute_path
 from siltstone.scan.offsets import Loss, bounds_of, find_losses, resolve
 from siltstone.scan.options import ReadOptions, StartTimes
-from siltstone.scan.plan import Admitted, Backlog, Limits, SlabFrames, admit, pack
+from siltstone.scan.plan import Admitted, Limits, QueryBacklog, SlabFrames, admit, pack
 from siltstone.scan.portion import Portion, Readable
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
@@ -275,7 +275,7 @@ def _backlog(
     shard: int,
     sought: range,
     extents: Sequence[SlabExtent],
-) -> Backlog:
+) -> QueryBacklog:
     """Return the frames of a shard that may have wanted rows, slab after slab."""
     choices: dict[SlabId, Choice] = {}
 
@@ -293,7 +293,7 @@ def _backlog(
     def find(place: FramePlace, within: range) -> Sequence[int]:
         return choices[place.slab].find(place, within)
 
-    return Backlog(serials=sought, frames=frames(), find=find)
+    return QueryBacklog(serials=sought, frames=frames(), find=find)
 
 
 def wanted_serials(

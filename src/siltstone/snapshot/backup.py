@@ -79,7 +79,7 @@ class _Database(NamedTuple):
     ends: dict[SlabId, _Ends]
 
 
-class StoreSource:
+class BackupSource:
     """A data directory that another process may have open for writing."""
 
     def __init__(

@@ -25,7 +25,7 @@ from siltstone.errors import ExistsError, NotFoundError, SiltstoneError
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.publish import replace_file
 from siltstone.spool.drafts import Temporary, give_name, take_name_back
-from siltstone.spool.layout import Layout
+from siltstone.spool.layout import SpoolPaths
 
 RECORD_SUFFIX: Final = ".batch"
 _FIRST_LINE: Final = b"siltstone batch 1\n"
@@ -108,7 +108,7 @@ def forget(
     return None
 
 
-def finish_batches(fs: FileSystem, layout: Layout) -> None:
+def finish_batches(fs: FileSystem, layout: SpoolPaths) -> None:
     """Store the entries of batches that a crash interrupted, and remove their records."""
     records = [
         layout.temporary / found.name
@@ -128,7 +128,7 @@ def finish_batches(fs: FileSystem, layout: Layout) -> None:
         fs.sync_directory(layout.temporary)
 
 
-def _finish(fs: FileSystem, layout: Layout, planned: Sequence[Planned]) -> None:
+def _finish(fs: FileSystem, layout: SpoolPaths, planned: Sequence[Planned]) -> None:
     drafts = [layout.temporary / each.draft for each in planned]
     names = [layout.entries / each.name for each in planned]
     whole = all(

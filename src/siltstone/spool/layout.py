@@ -29,7 +29,7 @@ SENTINEL: Final = b"siltstone spool 1\n"
 _LEAP: Final = 1 << 32
 
 
-class Layout:
+class SpoolPaths:
     """The paths in the directory of a spool."""
 
     def __init__(self, root: PurePath) -> None:
@@ -95,7 +95,7 @@ def write_mark(fs: FileSystem, path: PurePath, number: int) -> None:
     replace_file(fs, path, b"%d\n" % number)
 
 
-def read_mark(fs: FileSystem, layout: Layout) -> int:
+def read_mark(fs: FileSystem, layout: SpoolPaths) -> int:
     """Return the first unused id; if the mark is lost, an id far above those of all entries."""
     with suppress(NotFoundError):
         text = fs.read(layout.mark)
@@ -105,7 +105,7 @@ def read_mark(fs: FileSystem, layout: Layout) -> int:
     return highest + 1 + _LEAP
 
 
-def scan_entries(fs: FileSystem, layout: Layout) -> Iterator[Entry]:
+def scan_entries(fs: FileSystem, layout: SpoolPaths) -> Iterator[Entry]:
     """Yield all entries; this reads only their names."""
     for name in fs.scan(layout.entries):
         found = parse_name(name.name) if name.kind is EntryKind.FILE else None

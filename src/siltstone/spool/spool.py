@@ -42,7 +42,7 @@ from siltstone.spool.contents import PROOF_BYTES, EntryStream, Source, part_of
 from siltstone.spool.drafts import give_name
 from siltstone.spool.errors import NoSuchEntryError, UnableToCommitError
 from siltstone.spool.gathering import Gathering
-from siltstone.spool.layout import Layout, read_mark, scan_entries, write_mark
+from siltstone.spool.layout import SpoolPaths, read_mark, scan_entries, write_mark
 from siltstone.spool.moving import copy_out
 from siltstone.spool.names import ID_MAX, Entry, encode_metadata, file_name, parse_name
 
@@ -75,7 +75,7 @@ class Spool:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: SpoolPaths,
         fs: FileSystem,
         *,
         read_only: bool = False,
@@ -407,7 +407,7 @@ def create(path: str | PurePath, *, fs: FileSystem | None = None) -> Spool:
     Raises: ExistsError.
     """
     disk = fs or PosixFileSystem()
-    layout = Layout(path_given(path))
+    layout = SpoolPaths(path_given(path))
     create_directories(disk, layout.root.parent)
     disk.make_directory(layout.root)
     try:
@@ -432,7 +432,7 @@ def open_spool(
     Raises: NotFoundError; UsageError for a spool of another version; LockedError when another
     process has it open for writing.
     """
-    layout = Layout(path_given(path))
+    layout = SpoolPaths(path_given(path))
     return Spool(
         layout, fs or PosixFileSystem(), read_only=read_only, size_bytes_max=size_bytes_max
     )
@@ -446,7 +446,7 @@ def ensure(
     Raises: ExistsError for a directory with other contents; the errors of `open`.
     """
     disk = fs or PosixFileSystem()
-    layout = Layout(path_given(path))
+    layout = SpoolPaths(path_given(path))
     create_directories(disk, layout.root)
     if not disk.exists(layout.sentinel):
         lock = disk.lock(layout.lock)

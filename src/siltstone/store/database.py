@@ -67,7 +67,7 @@ from siltstone.store.log.write.partition import (
 )
 from siltstone.store.shard.block_log import BlockLogs
 from siltstone.store.shard.compaction import Compaction
-from siltstone.store.shard.compactor import Compactor, Rewriter
+from siltstone.store.shard.compactor import CompactionRunner, Compactor
 from siltstone.store.shard.retry_dropped import retry_when_dropped
 from siltstone.store.shard.shards import Shards
 from siltstone.store.shard.upkeep import Dropping, Reclaimable
@@ -579,7 +579,7 @@ class Database:
         """
         return self._writable().compaction
 
-    def compact_in_background(self, rewriter: Rewriter) -> Compactor:
+    def compact_in_background(self, rewriter: CompactionRunner) -> Compactor:
         """Compact this database from now on, while its setting `compaction` says so.
 
         The caller closes the compactor before the database.

@@ -5,7 +5,7 @@ import pytest
 
 from siltstone.errors import UsageError
 from siltstone.flight.access import AnyUser
-from siltstone.flight.appending import Commits, append_rows
+from siltstone.flight.appending import StagedCommits, append_rows
 from siltstone.scan.ingest.columns import Given, rows_of
 from siltstone.scan.ingest.staging import Committed, Staging, WriteBatch
 from siltstone.store.log.write.partition import Columns, shard_of
@@ -71,7 +71,7 @@ def test_staged_rows_are_committed_once() -> None:
     world = World()
     batch = WriteBatch(write="w", number=0)
     with world.database() as database:
-        commits = Commits(Staging(world.fs, PATH), heard)
+        commits = StagedCommits(Staging(world.fs, PATH), heard)
         name = commits.staging.stage(batch, [part("a", "b")])
         assert name is not None
         done = [

@@ -10,8 +10,8 @@ from siltstone.scan.plan import (
     PARTITION_BYTES_MIN,
     PARTITIONS_WANTED,
     Admitted,
-    Backlog,
     Limits,
+    QueryBacklog,
     SlabFrames,
     admit,
     pack,
@@ -186,13 +186,13 @@ def test_a_plan_says_how_many_frames_and_bytes_it_covers() -> None:
 
 def backlog(
     places: list[FramePlace], serials: range, wanted: Container[int] = EVERYTHING
-) -> Backlog:
+) -> QueryBacklog:
     """Return frames of which the rows with these serials are wanted."""
 
     def find(_: FramePlace, within: range) -> Sequence[int]:
         return [serial for serial in within if serial in wanted]
 
-    return Backlog(serials=serials, frames=iter(places), find=find)
+    return QueryBacklog(serials=serials, frames=iter(places), find=find)
 
 
 def test_without_limits_everything_is_admitted() -> None:
@@ -255,7 +255,7 @@ def test_a_step_without_a_limit_looks_for_a_first_row_and_no_further() -> None:
         return [serial for serial in within if serial == 15]
 
     for counts, rows in ((False, 31), (True, 1)):
-        some = {0: Backlog(serials=range(50), frames=iter(places), find=find)}
+        some = {0: QueryBacklog(serials=range(50), frames=iter(places), find=find)}
         admitted = admit(some, rows_max=None, bytes_max=None, counts=counts)
         assert admitted == Admitted(ends={0: 50}, rows=rows)
     assert looked_at == [0, 10, 0, 10, 20, 30, 40]

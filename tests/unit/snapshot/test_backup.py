@@ -10,7 +10,7 @@ from siltstone.clock import ManualClock
 from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.snapshot.backup import StoreSource
+from siltstone.snapshot.backup import BackupSource
 from siltstone.snapshot.directory import SnapshotDirectory
 from siltstone.snapshot.format.records import (
     FilePart,
@@ -45,7 +45,7 @@ class Source:
         )
 
     def records(self, fs: MemoryFileSystem | FaultyFileSystem | None = None) -> list[Record]:
-        source = StoreSource(fs or self.fs, DATA, self.engines.open_reading)
+        source = BackupSource(fs or self.fs, DATA, self.engines.open_reading)
         return list(source.records())
 
 
@@ -68,7 +68,7 @@ def test_a_directory_without_anything_has_no_records() -> None:
 
 def test_where_there_is_no_data_directory_there_is_nothing_to_back_up() -> None:
     with pytest.raises(NotFoundError):
-        StoreSource(MemoryFileSystem(), DATA, Engines().open_reading)
+        BackupSource(MemoryFileSystem(), DATA, Engines().open_reading)
 
 
 def test_key_value_databases_come_before_the_rows_that_they_may_refer_to() -> None:
@@ -254,7 +254,7 @@ def test_rows_stored_behind_the_cut_are_left_out_of_every_database() -> None:
     for name in names:
         source.store.create(name, SMALL).append([Row(topic="t", value=b"1" * 100)] * 20).wait()
     before = source.records()
-    cut = StoreSource(source.fs, DATA, source.engines.open_reading)
+    cut = BackupSource(source.fs, DATA, source.engines.open_reading)
     cut.cut()
     for name in names:
         database = source.store.database(name)
@@ -273,7 +273,7 @@ def test_a_key_value_database_is_read_as_it_was_cut() -> None:
     bank = source.store.keyvalue("bank", KeyValueSettings(timed=False))
     with bank.transaction() as tx:
         tx.write("a", b"before")
-    cut = StoreSource(source.fs, DATA, source.engines.open_reading)
+    cut = BackupSource(source.fs, DATA, source.engines.open_reading)
     cut.cut()
     cut.cut()
     with bank.transaction() as tx:

@@ -12,7 +12,7 @@ from siltstone.errors import CorruptionError, ExistsError, StorageFullError, Usa
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.fs.publish import remove_tree
-from siltstone.snapshot.backup import StoreSource
+from siltstone.snapshot.backup import BackupSource
 from siltstone.snapshot.directory import SnapshotDirectory
 from siltstone.snapshot.format.contents import ContentsInMemory
 from siltstone.snapshot.format.records import (
@@ -63,7 +63,7 @@ def test_a_store_comes_back_with_its_serials_generations_and_pairs() -> None:
             transaction.write("x/y", b"1")
             transaction.commit()
         expected = rows_of(store)
-        records = list(StoreSource(fs, DATA, engines.open_reading).records())
+        records = list(BackupSource(fs, DATA, engines.open_reading).records())
     copies = Engines()
     copy = restored(records, copies)
     after = copy.crash_clone()
@@ -81,7 +81,7 @@ def test_a_slab_that_its_manifest_does_not_name_is_removed() -> None:
     fs, engines = MemoryFileSystem(), Engines()
     with Store(DATA, fs=fs, clock=ManualClock(), open_engine=engines.open_writing) as store:
         store.create("m", DatabaseSettings(segment_bytes=64 * 1024))
-        records = list(StoreSource(fs, DATA, engines.open_reading).records())
+        records = list(BackupSource(fs, DATA, engines.open_reading).records())
     dropped = StoredFile(path=f"data/m/0/0/{0:020d}.seg", size_bytes=64 * 1024)
     copy = restored([dropped, *records])
     assert names_in(copy, COPY / "data" / "m" / "0") == ["1"]

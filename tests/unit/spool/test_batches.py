@@ -16,9 +16,9 @@ from siltstone.spool.batches import (
     write_record,
 )
 from siltstone.spool.drafts import Draft, write_draft
-from siltstone.spool.layout import Layout
+from siltstone.spool.layout import SpoolPaths
 
-LAYOUT = Layout(PurePath("/s"))
+LAYOUT = SpoolPaths(PurePath("/s"))
 RECORD = LAYOUT.temporary / "0.batch"
 NAMES = ("7", "8-m")
 PATHS = [LAYOUT.entries / name for name in NAMES]

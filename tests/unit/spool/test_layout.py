@@ -7,13 +7,13 @@ import pytest
 from siltstone.errors import ExistsError, NotFoundError, UsageError
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.fs.publish import replace_file
-from siltstone.spool.layout import Layout, read_mark, write_mark
+from siltstone.spool.layout import SpoolPaths, read_mark, write_mark
 
 ROOT = PurePath("/s")
 
 
-def laid_out() -> tuple[MemoryFileSystem, Layout]:
-    fs, layout = MemoryFileSystem(), Layout(ROOT)
+def laid_out() -> tuple[MemoryFileSystem, SpoolPaths]:
+    fs, layout = MemoryFileSystem(), SpoolPaths(ROOT)
     layout.lay_out(fs)
     return fs, layout
 
@@ -40,7 +40,7 @@ def test_a_directory_without_the_sentinel_is_no_spool() -> None:
 def test_a_directory_that_is_missing_is_told_from_one_that_is_no_spool() -> None:
     fs, _ = laid_out()
     with pytest.raises(NotFoundError, match="the directory does not exist: path=/none"):
-        Layout(PurePath("/none")).check(fs)
+        SpoolPaths(PurePath("/none")).check(fs)
 
 
 def test_another_version_is_named() -> None:

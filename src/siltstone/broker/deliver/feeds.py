@@ -16,7 +16,7 @@ from siltstone.guard import contain, contain_with
 from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
-from siltstone.store.feed.pool import Feed, ReadJob, Source, StagedFilters
+from siltstone.store.feed.pool import Feed, ReadJob, RowSource, StagedFilters
 from siltstone.store.feed.position import Position
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
@@ -61,7 +61,7 @@ class Consumer(Protocol):
 class SessionFeeds:
     """The feed hub of a broker."""
 
-    def __init__(self, source: Source, shell: Shell, clock: Clock) -> None:
+    def __init__(self, source: RowSource, shell: Shell, clock: Clock) -> None:
         self._shell = shell
         self._clock = clock
         self.source = source

@@ -32,7 +32,7 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.flight.access import Caller, FlightUser, OpenAccess
-from siltstone.flight.appending import Commits
+from siltstone.flight.appending import StagedCommits
 from siltstone.flight.operations import FlightOperations
 from siltstone.flight.server import Certificates, FlightServer
 from siltstone.flight.target import socket_node
@@ -159,7 +159,7 @@ def open_flight(
     management = None
     if control is not None:
         management = FlightManagement(control, broker.settings.control_timeout)
-    commits = Commits(Staging(fs, store.path), announce)
+    commits = StagedCommits(Staging(fs, store.path), announce)
     operations = FlightOperations(fs, store, commits, announce, management)
     listener = FlightListener(fs, settings, operations, BrokerFlightAccess(settings, broker))
     address = settings.address.rpartition(":")[0]

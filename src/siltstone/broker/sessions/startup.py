@@ -38,7 +38,7 @@ from siltstone.session.durable.delivered_source import DeliveredSource
 from siltstone.session.session import Session
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
-from siltstone.store.feed.pool import Source
+from siltstone.store.feed.pool import RowSource
 
 _LOG: Final = logging.getLogger("siltstone.sessions")
 
@@ -85,7 +85,7 @@ def begin_run(archive: SessionArchive, clock: Clock) -> int:
     return started.run
 
 
-def begin_keeping(broker: Broker, archive: SessionArchive, source: Source, run: int) -> Durables:
+def begin_keeping(broker: Broker, archive: SessionArchive, source: RowSource, run: int) -> Durables:
     """Connect a broker with the archive of sessions, and with the store that they read."""
     broker.durables = durables = Durables(
         archive,

@@ -30,7 +30,7 @@ from siltstone.fs.paths import StorePaths
 from siltstone.fs.process import memory_left_bytes
 from siltstone.logs import log
 from siltstone.manage.verb import Nothing
-from siltstone.snapshot.backup import StoreSource
+from siltstone.snapshot.backup import BackupSource
 from siltstone.snapshot.directory import Saved, SnapshotDirectory, link_target
 from siltstone.snapshot.format.contents import BoundedContents, NoContents
 from siltstone.snapshot.format.records import Record
@@ -228,13 +228,13 @@ def begin_backup(broker: Broker, fs: FileSystem, data: PurePath) -> Begun:
     Rows that are delivered meanwhile are kept until the snapshot is written, because it contains
     the sessions that need them.
     """
-    source = StoreSource(fs, data, partial(open_read_only, fs))
+    source = BackupSource(fs, data, partial(open_read_only, fs))
     counts = broker.statistics
     pace = ThreadPace(perf_counter, sleep, lambda: counts.bytes_received)
     return Begun(source.records(), broker.pins.take(), pace, partial(_cut, broker, source))
 
 
-async def _cut(broker: Broker, source: StoreSource) -> None:
+async def _cut(broker: Broker, source: BackupSource) -> None:
     """Cut a store during a pause in which the broker stores nothing.
 
     If no pause is quiet, the last cut is used, with a warning.

@@ -23,7 +23,7 @@ from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.manage.running import is_served, pinned, while_still
 from siltstone.settings.quantities import format_size, parse_size
-from siltstone.snapshot.backup import StoreSource
+from siltstone.snapshot.backup import BackupSource
 from siltstone.snapshot.format.contents import ContentsInFile
 from siltstone.snapshot.format.records import About, FilePart, Record
 from siltstone.snapshot.format.stream import MAGIC
@@ -80,7 +80,7 @@ def backup(
     with ExitStack() as closing:
         contents = closing.enter_context(fs.create(spill))
         closing.callback(fs.remove, spill)
-        source = StoreSource(
+        source = BackupSource(
             fs,
             absolute_path(data),
             partial(open_read_only, fs),
@@ -116,7 +116,7 @@ def _watched(records: Iterable[Record], meter: Meter) -> Iterator[Record]:
         yield record
 
 
-def _cut(data: Path, source: StoreSource) -> None:
+def _cut(data: Path, source: BackupSource) -> None:
     """Cut all databases at one moment, while a running broker stores nothing."""
     if not is_served(data):
         source.cut()

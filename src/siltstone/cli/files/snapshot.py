@@ -25,7 +25,7 @@ from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.process import catches_signal, send_signal
 from siltstone.manage.running import ask_broker, is_served
 from siltstone.settings.quantities import format_size
-from siltstone.snapshot.backup import StoreSource
+from siltstone.snapshot.backup import BackupSource
 from siltstone.snapshot.differences import find_differences
 from siltstone.snapshot.directory import SnapshotDirectory, link_target, list_snapshots, name_of
 from siltstone.snapshot.format.contents import ContentsInMemory, NoContents
@@ -281,7 +281,7 @@ def now(
 def _write_here(directory: PurePath) -> str:
     """Write a snapshot of a store that no process has open. Raises: UsageError for no store."""
     fs = PosixFileSystem()
-    source = StoreSource(fs, directory, partial(open_read_only, fs))
+    source = BackupSource(fs, directory, partial(open_read_only, fs))
     if _is_of_broker(directory):
         raise UsageError(
             "this is the data directory of a broker that keeps its state in memory; the broker is "

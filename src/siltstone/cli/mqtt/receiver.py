@@ -13,7 +13,7 @@ from siltstone.mqtt.publish import PublishBatch
 from siltstone.rows.batch import RETAIN
 
 
-class Retained(Enum):
+class RetainedChoice(Enum):
     """The treatment of retained messages."""
 
     SHOWN = "shown"
@@ -36,7 +36,7 @@ class Receiver:
         *,
         full: Callable[[], None],
         count_max: int | None = None,
-        retained: Retained = Retained.SHOWN,
+        retained: RetainedChoice = RetainedChoice.SHOWN,
     ) -> None:
         self.count = 0
         self._out = out
@@ -64,13 +64,13 @@ class Receiver:
         left = len(flags)
         if self._count_max is not None:
             left = self._count_max - self.count
-        if self._retained is Retained.SHOWN:
+        if self._retained is RetainedChoice.SHOWN:
             taken = min(left, len(flags))
             return range(taken), taken
         wanted: list[int] = []
         for index, flag in enumerate(flags):
-            if len(wanted) == left or (self._retained is Retained.ONLY and not flag & RETAIN):
+            if len(wanted) == left or (self._retained is RetainedChoice.ONLY and not flag & RETAIN):
                 return wanted, index
-            if self._retained is Retained.ONLY or not flag & RETAIN:
+            if self._retained is RetainedChoice.ONLY or not flag & RETAIN:
                 wanted.append(index)
         return wanted, len(flags)

@@ -15,7 +15,7 @@ from siltstone.cli.mqtt.client_options import (
     plan,
     takes_client_options,
 )
-from siltstone.cli.mqtt.receiver import Receiver, Retained
+from siltstone.cli.mqtt.receiver import Receiver, RetainedChoice
 from siltstone.cli.mqtt.rendering import Render, formatted, plain, with_topics
 from siltstone.cli.mqtt.running import run_until_signal
 from siltstone.cli.options import converted
@@ -138,9 +138,9 @@ def sub(
         ),
         unsubscriptions=tuple(TopicFilter.parse(text) for text in unsubscribe or ()),
     )
-    retained = Retained.LEFT_OUT if no_retained else Retained.SHOWN
+    retained = RetainedChoice.LEFT_OUT if no_retained else RetainedChoice.SHOWN
     if retained_only:
-        retained = Retained.ONLY
+        retained = RetainedChoice.ONLY
     _receive(chosen, wanted, render, count_max=count, retained=retained, timeout=timeout)
 
 
@@ -160,7 +160,7 @@ def _receive(
     render: Render,
     *,
     count_max: int | None,
-    retained: Retained,
+    retained: RetainedChoice,
     timeout: float | None,
 ) -> None:
     if not wanted.subscriptions and not wanted.unsubscriptions:

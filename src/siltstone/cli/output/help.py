@@ -46,7 +46,7 @@ class Command(TyperCommand):
         _show(_page(self, ctx))
 
 
-class Group(TyperGroup):
+class HelpGroup(TyperGroup):
     """A group of commands with the help layout of this module."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -58,7 +58,7 @@ class Group(TyperGroup):
 class App(typer.Typer):
     """Commands under one name; without a command the help is shown."""
 
-    def __init__(self, line: str, *shown: str, cls: type[Group] = Group) -> None:
+    def __init__(self, line: str, *shown: str, cls: type[HelpGroup] = HelpGroup) -> None:
         text = "\n".join([line, "", *(f"{_EXAMPLE}{example}" for example in shown)])
         super().__init__(cls=cls, help=text, no_args_is_help=True)
 

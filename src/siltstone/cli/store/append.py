@@ -36,7 +36,7 @@ from siltstone.store.writer.ticket import Ticket
 _TICKETS_MAX: Final = 8
 
 
-class Format(Enum):
+class InputFormat(Enum):
     """The format of the input."""
 
     JSONL = "jsonl"
@@ -52,25 +52,25 @@ class DurabilityChoice(Enum):
 
 
 _SUFFIXES: Final = {
-    ".jsonl": Format.JSONL,
-    ".ndjson": Format.JSONL,
-    ".json": Format.JSONL,
-    ".csv": Format.CSV,
+    ".jsonl": InputFormat.JSONL,
+    ".ndjson": InputFormat.JSONL,
+    ".json": InputFormat.JSONL,
+    ".csv": InputFormat.CSV,
 }
 
 
 @dataclass(slots=True)
-class Load:
+class LoadProgress:
     """The progress of a load: the acknowledged rows, and those of them that were stored before."""
 
     rows: int = 0
     duplicates: int = 0
 
 
-def guess_format(name: str) -> Format:
+def guess_format(name: str) -> InputFormat:
     """Return the format for the name of a file; stdin is JSON lines. Raises: UsageError."""
     if name == "-":
-        return Format.JSONL
+        return InputFormat.JSONL
     found = _SUFFIXES.get(Path(name).suffix.lower())
     if found is None:
         raise UsageError(
@@ -121,7 +121,7 @@ class BrokerTarget:
 def load(
     database: Database | BrokerTarget,
     groups: Iterable[Columns],
-    done: Load,
+    done: LoadProgress,
     *,
     durability: Durability,
     producer: str | None,
@@ -178,7 +178,7 @@ def _fingerprint(columns: Columns) -> str:
     return digest.hexdigest()
 
 
-def _settle(ticket: Ticket | Answered, rows: int, done: Load) -> None:
+def _settle(ticket: Ticket | Answered, rows: int, done: LoadProgress) -> None:
     ticket.wait()
     if ticket.error is not None:
         raise ticket.error
@@ -214,7 +214,7 @@ def append(
         ),
     ] = "-",
     input_format: Annotated[
-        Format | None,
+        InputFormat | None,
         typer.Option(
             "--format", help="Input format. CSV needs a header line.", show_default="by suffix"
         ),
@@ -244,12 +244,14 @@ def append(
     """
     chosen = input_format or guess_format(source)
     bad = BadLines() if skip_bad else None
-    done = Load()
+    done = LoadProgress()
 
     def append_to(database: Database | BrokerTarget) -> float:
         with (
             _opened(source) as file,
-            closing(read_csv(file) if chosen is Format.CSV else read_json_lines(file)) as records,
+            closing(
+                read_csv(file) if chosen is InputFormat.CSV else read_json_lines(file)
+            ) as records,
         ):
             started = time.monotonic()
             with _told(done), _shown(file, source) as tell:
@@ -279,7 +281,7 @@ def append(
 
 
 @contextmanager
-def _told(done: Load) -> Iterator[None]:
+def _told(done: LoadProgress) -> Iterator[None]:
     """Report how many rows were stored before an error."""
     try:
         yield
@@ -291,7 +293,7 @@ def _told(done: Load) -> Iterator[None]:
         raise
 
 
-def _report(done: Load, bad: BadLines, seconds: float, json: bool) -> None:
+def _report(done: LoadProgress, bad: BadLines, seconds: float, json: bool) -> None:
     rate = done.rows / seconds if seconds else 0.0
     if json:
         show_json(

@@ -27,7 +27,7 @@ _ROWS_MAX: Final = 8192
 _CREDIT: Final = 1 << 62
 
 
-class Follower:
+class FeedFollower:
     """Follows a database with a feed of its own; `poll` returns the new rows."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Follower:
             self._found.append(table.filter(recent))
 
 
-def follow(follower: Follower, wait: Callable[[], None]) -> Iterator[pa.RecordBatch]:
+def follow(follower: FeedFollower, wait: Callable[[], None]) -> Iterator[pa.RecordBatch]:
     """Yield rows for ever; `wait` is called whenever there are none."""
     while True:
         yield from follower.poll().combine_chunks().to_batches()

@@ -35,7 +35,7 @@ from siltstone.cli.output.sinks import (
     Sink,
     TableSink,
 )
-from siltstone.cli.store.follow import Follower, follow
+from siltstone.cli.store.follow import FeedFollower, follow
 from siltstone.clock import SystemClock
 from siltstone.errors import UsageError
 from siltstone.settings.quantities import parse_span
@@ -182,7 +182,7 @@ def read(
         for hole in database.holes(since_us=since_us, until_us=until_us):
             note(f"rows were lost to damage: {hole}; run 'siltstone verify'")
         if follow_on:
-            follower = Follower(database, topic_filter, since_us=since_us, columns=names)
+            follower = FeedFollower(database, topic_filter, since_us=since_us, columns=names)
             _follow(follower, limit, chosen, output, names)
             return
         report = ReadReport()
@@ -206,7 +206,7 @@ def read(
 
 
 def _follow(
-    follower: Follower,
+    follower: FeedFollower,
     limit: int | None,
     chosen: Format,
     output: Path | None,

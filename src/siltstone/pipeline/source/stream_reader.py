@@ -38,7 +38,7 @@ from siltstone.pipeline.source.reader import read_partition
 from siltstone.pipeline.source.schema import arrow_schema
 from siltstone.pipeline.spark.worker import one_line_errors
 from siltstone.scan.columns.schema import table_schema
-from siltstone.scan.lag import Lag
+from siltstone.scan.lag import QueryLag
 from siltstone.scan.offsets import resolve
 from siltstone.scan.options import ReadOptions
 from siltstone.scan.origin import Origin
@@ -154,7 +154,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """
         origin = self._opened()
         ends = _ends_of(origin.extents())
-        lag = Lag.between(self._reached or ends, ends)
+        lag = QueryLag.between(self._reached or ends, ends)
         if lag.rows:
             oldest_us = self._oldest(origin.identity(), ends)
             lag = lag.since(oldest_us, self._clock.now_us())

@@ -7,7 +7,7 @@ these rows were dropped as delivered, the session continues after them and no lo
 
 from __future__ import annotations
 
-from siltstone.store.feed.pool import Found
+from siltstone.store.feed.pool import ReadResult
 from siltstone.store.feed.position import Position
 from siltstone.store.feed.reading import StoreSource
 from siltstone.store.feed.settings import FeedSettings
@@ -30,9 +30,9 @@ class DeliveredSource:
 
     def read(
         self, shard: int, start: int, filters: list[TopicFilter], settings: FeedSettings
-    ) -> Found:
+    ) -> ReadResult:
         """Read rows from a serial on, up to the limits of the settings. Raises: SiltstoneError."""
         reclaimed = self._source.reclaimed(shard)
         if start < reclaimed:
-            return Found(start, reclaimed, start, None)
+            return ReadResult(start, reclaimed, start, None)
         return self._source.read(shard, start, filters, settings)

@@ -16,7 +16,7 @@ from siltstone.session.archive.records import (
 )
 from siltstone.session.durable.wanted import WantedFilter
 from siltstone.session.sending.delivery import left_us_of, properties_of
-from siltstone.store.feed.pool import Source
+from siltstone.store.feed.pool import RowSource
 from siltstone.store.feed.position import Position
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
@@ -45,7 +45,7 @@ class Lag:
 
 
 def group_lag(
-    source: Source, saved: SavedGroup, now_us: int, *, count_max: int | None = None
+    source: RowSource, saved: SavedGroup, now_us: int, *, count_max: int | None = None
 ) -> Lag:
     """Count the rows that the members of a group have not received yet."""
     filters = [TopicFilter.parse(saved.filter)]
@@ -54,7 +54,7 @@ def group_lag(
 
 
 def session_lag(
-    source: Source, saved: SavedSession, now_us: int, *, count_max: int | None = None
+    source: RowSource, saved: SavedSession, now_us: int, *, count_max: int | None = None
 ) -> Lag:
     """Count the rows that a session has not acknowledged, by its own subscriptions. Rows that share
     groups lend to it count for the group.
@@ -65,7 +65,7 @@ def session_lag(
 
 
 def backlog_lag(
-    source: Source, saved: SavedSession, ends: Mapping[int, int], age_max_us: int, now_us: int
+    source: RowSource, saved: SavedSession, ends: Mapping[int, int], age_max_us: int, now_us: int
 ) -> Lag:
     """Count the rows that wait for a session before `ends`, except rows that were sent before and
     rows that are too old. An age of 0 means no limit.
@@ -85,7 +85,7 @@ def backlog_lag(
 
 
 def session_first(
-    source: Source,
+    source: RowSource,
     saved: SavedSession,
     ends: Mapping[int, int],
     now_us: int,
@@ -106,7 +106,7 @@ def session_first(
 
 
 def group_first(
-    source: Source, saved: SavedGroup, ends: Mapping[int, int], now_us: int
+    source: RowSource, saved: SavedGroup, ends: Mapping[int, int], now_us: int
 ) -> dict[int, int]:
     """Return for each shard the first row before its end that the members of a group have not
     received yet; the end if there is none.
@@ -159,7 +159,7 @@ class _Rows:
 
     def __init__(
         self,
-        source: Source,
+        source: RowSource,
         filters: Collection[TopicFilter],
         position: Position,
         ends: Mapping[int, int],

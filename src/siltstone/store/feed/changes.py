@@ -15,7 +15,7 @@ from typing import Final
 
 from siltstone.errors import NotFoundError, UsageError
 from siltstone.rows.stored import StoredBatch
-from siltstone.store.feed.pool import Found
+from siltstone.store.feed.pool import ReadResult
 from siltstone.store.feed.position import START, Position
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.kv.api import Engine, Item, View
@@ -71,14 +71,14 @@ class ChangeSource:
 
     def read(
         self, shard: int, start: int, filters: list[TopicFilter], settings: FeedSettings
-    ) -> Found:
+    ) -> ReadResult:
         """Read from a change on, as much as the settings allow. Raises: CorruptionError."""
         # Read the end first: everything before it is in the view.
         end = self.committers[shard].changes.end
         try:
             view = self._engine.view(CHANGES_FAMILY)
         except NotFoundError:
-            return Found(start, end, end, None)
+            return ReadResult(start, end, end, None)
         try:
             return self._read(view, shard, start, end, filters, settings)
         finally:
@@ -92,7 +92,7 @@ class ChangeSource:
         end: int,
         filters: list[TopicFilter],
         settings: FeedSettings,
-    ) -> Found:
+    ) -> ReadResult:
         number, rows_from = start, start
         found = _Gathering(filters)
         for head, record in _records(view, shard, start, end):
@@ -146,12 +146,12 @@ class _Gathering:
             or self.records > settings.read_frames
         )
 
-    def result(self, shard: int, start: int, stop: int, rows_from: int) -> Found:
+    def result(self, shard: int, start: int, stop: int, rows_from: int) -> ReadResult:
         """Return what was found from the start of the read to `stop`."""
         if not self.serials:
-            return Found(start, stop, rows_from, None)
+            return ReadResult(start, stop, rows_from, None)
         batch = batch_of(self.changes, shard, self.serials, rows_from, stop)
-        return Found(start, stop, rows_from, batch)
+        return ReadResult(start, stop, rows_from, batch)
 
 
 def _records(view: View, shard: int, start: int, end: int) -> Iterator[tuple[RecordHead, bytes]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from siltstone.store.feed.pool import FilterGroup, Place, StagedFilters, plain_text
+from siltstone.store.feed.pool import FilterGroup, GroupEntry, StagedFilters, plain_text
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.matcher import Matcher
 
@@ -24,12 +24,12 @@ class FilterGroups:
     def __init__(self, shards: int) -> None:
         self._shards = shards
         self._groups: dict[frozenset[str], FilterGroup] = {}
-        self._places: dict[FilterGroup, Place] = {}
+        self._places: dict[FilterGroup, GroupEntry] = {}
         self._matcher = Matcher()
         self._wanting: dict[bytes, tuple[FilterGroup, ...]] = {}
         self._combinations: dict[tuple[FilterGroup, ...], tuple[FilterGroup, ...]] = {}
         # The places of groups that are gone, each with filters to remove from the matcher.
-        self._left: list[tuple[Place, list[TopicFilter]]] = []
+        self._left: list[tuple[GroupEntry, list[TopicFilter]]] = []
 
     def all(self) -> list[FilterGroup]:
         """Return all groups."""
@@ -58,7 +58,7 @@ class FilterGroups:
     def stage(self, staged: StagedFilters | None, filters: list[TopicFilter]) -> StagedFilters:
         """Put filters into the matcher for a feed that begins later; None: the first of them."""
         if staged is None:
-            staged = StagedFilters(Place(FilterGroup((), self._shards)))
+            staged = StagedFilters(GroupEntry(FilterGroup((), self._shards)))
         for each in filters:
             self._matcher.put(each.levels, staged.place, staged.place)
             staged.filters[plain_text(each)] = each
@@ -84,14 +84,14 @@ class FilterGroups:
         """Add a member to a group; a new group takes the place of the former one."""
         if group.members == 0 and group not in self._places:
             if former is None:
-                self._file(group, Place(group), {})
+                self._file(group, GroupEntry(group), {})
             else:
                 del self._groups[former.key]
                 self._file(group, self._places.pop(former), former.by_text)
         group.members += 1
         return group
 
-    def _file(self, group: FilterGroup, place: Place, filed: dict[str, TopicFilter]) -> None:
+    def _file(self, group: FilterGroup, place: GroupEntry, filed: dict[str, TopicFilter]) -> None:
         """Put a new group into a place whose filters are `filed`."""
         place.group = group
         self._groups[group.key] = group
@@ -141,7 +141,7 @@ class FilterGroups:
             self._forget_topics()
         groups: dict[FilterGroup, None] = {}
         for value in self._matcher.match(topic):
-            assert isinstance(value, Place)
+            assert isinstance(value, GroupEntry)
             if value.group.members:
                 groups[value.group] = None
         combination = tuple(groups)

@@ -34,8 +34,8 @@ from siltstone.store.feed.pool import (
     Held,
     ReadJob,
     Rows,
+    RowSource,
     ShardFeeds,
-    Source,
     StagedFilters,
 )
 from siltstone.store.feed.position import Position
@@ -57,7 +57,7 @@ class FeedHub:
 
     def __init__(
         self,
-        source: Source,
+        source: RowSource,
         deliver: Callable[[Dispatch], None],
         want_read: Callable[[ReadJob], None],
         settings: FeedSettings,

@@ -22,7 +22,7 @@ Wanting = Callable[[bytes], "tuple[FilterGroup, ...]"]
 _FEW_FILTERS: Final = 100
 
 
-class Found:
+class ReadResult:
     """The result of a read: all wanted rows with serials from start to stop.
 
     Rows before `rows_from` are gone with a slab that was dropped. The batch is None if no row
@@ -36,7 +36,7 @@ class Found:
         self.batch = batch
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """The source that a hub reads: the current slabs of a database."""
 
     def ends(self) -> list[int]:
@@ -45,12 +45,12 @@ class Source(Protocol):
 
     def read(
         self, shard: int, start: int, filters: list[TopicFilter], settings: FeedSettings
-    ) -> Found:
+    ) -> ReadResult:
         """Read from a serial on, as much as the settings allow. Raises: SiltstoneError."""
         ...
 
 
-class Place:
+class GroupEntry:
     """The entry of a group in a matcher.
 
     A group that replaces another one takes its entry over, so that only the filters that differ are
@@ -66,7 +66,7 @@ class StagedFilters:
     then.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: GroupEntry) -> None:
         self.place = place
         self.filters: dict[str, TopicFilter] = {}
 
@@ -258,7 +258,7 @@ class ReadJob:
         shard: int,
         start: int,
         groups: dict[FilterGroup, None],
-        source: Source,
+        source: RowSource,
         settings: FeedSettings,
     ) -> None:
         self.shard = shard

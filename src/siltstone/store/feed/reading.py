@@ -17,7 +17,7 @@ import numpy as np
 
 from siltstone.errors import CorruptionError
 from siltstone.rows.stored import StoredBatch
-from siltstone.store.feed.pool import Found
+from siltstone.store.feed.pool import ReadResult
 from siltstone.store.feed.position import Position
 from siltstone.store.feed.rows.decode import load_parts, serials_of, streams_of
 from siltstone.store.feed.settings import FeedSettings
@@ -198,7 +198,7 @@ class StoreSource:
     @retry_when_dropped
     def read(
         self, shard: int, start: int, filters: list[TopicFilter], settings: FeedSettings
-    ) -> Found:
+    ) -> ReadResult:
         """Read from a serial on, as much as the settings allow.
 
         Raises: CorruptionError, DiskError, ClosedError.
@@ -217,10 +217,10 @@ class StoreSource:
             if gathering.parts or gathering.is_full or until is None:
                 break
         if not gathering.parts:
-            return Found(start, serial, rows_from, None)
+            return ReadResult(start, serial, rows_from, None)
         batch = _batch_of(gathering, rows_from, serial)
         batch.closed_us = slab.record.closed_us or 0
-        return Found(start, serial, rows_from, batch)
+        return ReadResult(start, serial, rows_from, batch)
 
     def _read_slab(
         self,

@@ -17,7 +17,7 @@ from siltstone.guard import contain
 from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.dispatch import Dispatch
 from siltstone.store.feed.hub import FeedHub
-from siltstone.store.feed.pool import Feed, ReadJob, Rows, Source
+from siltstone.store.feed.pool import Feed, ReadJob, Rows, RowSource
 from siltstone.store.feed.position import Position
 from siltstone.store.feed.reader import FeedRead, FeedReader
 from siltstone.store.feed.settings import FeedSettings
@@ -31,7 +31,7 @@ Act = Callable[[], None]
 POLL_SECONDS: Final = 0.05
 
 
-class FeedSource(Source, Protocol):
+class FeedSource(RowSource, Protocol):
     """The source of the feeds of a database, also of rows that other processes write."""
 
     def refresh(self) -> None:

@@ -26,7 +26,7 @@ LOOK_SECONDS: Final = 5.0
 _IDLE_LOOKS: Final = 24
 
 
-class Rewriter(Protocol):
+class CompactionRunner(Protocol):
     """Writes compacted segments in another process."""
 
     def __call__(self, source: PurePath, target: PurePath) -> Rewritten:
@@ -46,7 +46,7 @@ class Compactor:
         self,
         database: str,
         compaction: Callable[[], Compaction],
-        rewriter: Rewriter,
+        rewriter: CompactionRunner,
         *,
         is_on: Callable[[], bool],
         seconds: float = LOOK_SECONDS,

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from siltstone.cli.mqtt.receiver import Receiver, Retained
+from siltstone.cli.mqtt.receiver import Receiver, RetainedChoice
 from siltstone.cli.mqtt.rendering import plain
 from siltstone.clock import ManualClock
 from siltstone.mqtt.publish import PublishBatch
@@ -24,7 +24,9 @@ class Out(io.BytesIO):
 class Taking:
     """A receiver with what it writes and how often it was full."""
 
-    def __init__(self, *, count: int | None = None, retained: Retained = Retained.SHOWN) -> None:
+    def __init__(
+        self, *, count: int | None = None, retained: RetainedChoice = RetainedChoice.SHOWN
+    ) -> None:
         self.out = Out()
         self.full = 0
         self.receiver = Receiver(
@@ -78,7 +80,7 @@ def test_a_count_that_ends_with_its_batch_is_reached() -> None:
 
 
 def test_retained_messages_that_are_left_out_are_taken_but_not_counted() -> None:
-    taking = Taking(count=2, retained=Retained.LEFT_OUT)
+    taking = Taking(count=2, retained=RetainedChoice.LEFT_OUT)
     assert (taking.take(OLD, NEW, OLD), taking.out.flushed) == (3, b"new|")
     assert (taking.receiver.count, taking.full) == (1, 0)
     assert (taking.take(OLD, OTHER, OLD, NEW), taking.full) == (2, 1)
@@ -86,7 +88,7 @@ def test_retained_messages_that_are_left_out_are_taken_but_not_counted() -> None
 
 
 def test_retained_messages_alone_end_with_the_first_other_one_which_is_not_taken() -> None:
-    taking = Taking(retained=Retained.ONLY)
+    taking = Taking(retained=RetainedChoice.ONLY)
     assert (taking.take(OLD, OLD), taking.full) == (2, 0)
     assert (taking.take(OLD, NEW, OLD), taking.full) == (1, 1)
     assert taking.out.flushed == b"old|old|old|"

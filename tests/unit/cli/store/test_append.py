@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from siltstone.cli.store.append import Format, Load, guess_format, load
+from siltstone.cli.store.append import InputFormat, LoadProgress, guess_format, load
 from siltstone.errors import UsageError
 from siltstone.store.database import Database, Durability
 from siltstone.store.log.write.partition import Columns
@@ -30,14 +30,14 @@ def values(siltstone: CommandLine) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("-", Format.JSONL),
-        ("rows.jsonl", Format.JSONL),
-        ("a/rows.NDJSON", Format.JSONL),
-        ("rows.json", Format.JSONL),
-        ("rows.csv", Format.CSV),
+        ("-", InputFormat.JSONL),
+        ("rows.jsonl", InputFormat.JSONL),
+        ("a/rows.NDJSON", InputFormat.JSONL),
+        ("rows.json", InputFormat.JSONL),
+        ("rows.csv", InputFormat.CSV),
     ],
 )
-def test_the_name_of_a_file_tells_its_format(name: str, expected: Format) -> None:
+def test_the_name_of_a_file_tells_its_format(name: str, expected: InputFormat) -> None:
     assert guess_format(name) is expected
 
 
@@ -172,7 +172,7 @@ def test_what_was_acknowledged_is_known_when_the_input_breaks(
             yield Columns([b"t"], [b"%d" % number])
         raise KeyboardInterrupt
 
-    done = Load()
+    done = LoadProgress()
     seen: list[int] = []
     with metrics.store() as store, pytest.raises(KeyboardInterrupt):
         load(
@@ -183,7 +183,7 @@ def test_what_was_acknowledged_is_known_when_the_input_breaks(
             producer=None,
             progress=seen.append,
         )
-    assert done == Load(rows=20, duplicates=0)
+    assert done == LoadProgress(rows=20, duplicates=0)
     assert (seen == sorted(seen), seen[-1]) == (True, 20)
     assert values(metrics) == [str(i) for i in range(20)]
 
@@ -203,7 +203,7 @@ class InterruptedDatabase:
 def test_what_was_given_to_the_store_is_counted_whenever_the_load_is_interrupted(
     metrics: CommandLine,
 ) -> None:
-    done = Load()
+    done = LoadProgress()
     with metrics.store() as store, pytest.raises(KeyboardInterrupt):
         load(
             cast("Database", InterruptedDatabase(store.database("metrics"))),
@@ -213,4 +213,4 @@ def test_what_was_given_to_the_store_is_counted_whenever_the_load_is_interrupted
             producer=None,
             progress=lambda _: None,
         )
-    assert (done, values(metrics)) == (Load(rows=1, duplicates=0), ["0"])
+    assert (done, values(metrics)) == (LoadProgress(rows=1, duplicates=0), ["0"])

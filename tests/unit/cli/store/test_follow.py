@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from siltstone.cli.store.follow import Follower, follow
+from siltstone.cli.store.follow import FeedFollower, follow
 from siltstone.errors import ClosedError
 from siltstone.store.database import Database
 from siltstone.store.feed.reading import StoreSource
@@ -33,7 +33,7 @@ def write(writer: Database, *rows: tuple[str, str], publisher: str = "p") -> Non
     writer.append([Row(topic, value.encode(), publisher) for topic, value in rows]).wait()
 
 
-def drain(follower: Follower) -> list[tuple[str, str]]:
+def drain(follower: FeedFollower) -> list[tuple[str, str]]:
     """Poll until nothing is held back; return topics and values in the order they came."""
     found: list[tuple[str, str]] = []
     while True:
@@ -45,7 +45,7 @@ def drain(follower: Follower) -> list[tuple[str, str]]:
 
 
 def test_a_row_comes_once_and_only_after_it_was_written(writer: Database, reader: Database) -> None:
-    follower = Follower(reader, "#", since_us=0, columns=COLUMNS)
+    follower = FeedFollower(reader, "#", since_us=0, columns=COLUMNS)
     assert drain(follower) == []
     write(writer, ("a", "1"))
     assert drain(follower) == [("a", "1")]
@@ -57,7 +57,7 @@ def test_a_row_comes_once_and_only_after_it_was_written(writer: Database, reader
 
 
 def test_rows_of_old_and_new_generations_come_in_order(writer: Database, reader: Database) -> None:
-    follower = Follower(reader, "t/#", since_us=0, columns=COLUMNS)
+    follower = FeedFollower(reader, "t/#", since_us=0, columns=COLUMNS)
     expected: list[tuple[str, str]] = []
     found: list[tuple[str, str]] = []
     for number in range(30):
@@ -80,7 +80,7 @@ def test_history_comes_in_order_of_time_however_little_is_read_at_once(
     for start in range(0, 60, 13):
         write(writer, *rows[start : start + 13], publisher=f"p{start}")
         writer.seal()
-    follower = Follower(reader, "#", since_us=0, columns=COLUMNS, rows_max=rows_max)
+    follower = FeedFollower(reader, "#", since_us=0, columns=COLUMNS, rows_max=rows_max)
     tables: list[pa.Table] = []
     while not tables or follower.behind:
         tables.append(follower.poll())
@@ -96,7 +96,7 @@ def test_a_row_written_between_two_reads_of_a_poll_is_not_overtaken(
     writer: Database, reader: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(writer, ("a", "0"), ("b", "0"))
-    follower = Follower(reader, "#", since_us=0, columns=COLUMNS)
+    follower = FeedFollower(reader, "#", since_us=0, columns=COLUMNS)
     drain(follower)
     read_on = StoreSource.read
     late = [("a", "1"), ("b", "1"), ("c", "2"), ("a", "2"), ("b", "2")]
@@ -127,11 +127,11 @@ def test_only_what_the_filter_and_the_time_ask_for_comes(
     siltstone.clock.advance(10)
     since_us = siltstone.clock.now_us()
     write(writer, ("t/1", "new"), ("u", "other"))
-    follower = Follower(reader, "t/+", since_us=since_us, columns=COLUMNS)
+    follower = FeedFollower(reader, "t/+", since_us=since_us, columns=COLUMNS)
     assert drain(follower) == [("t/1", "new")]
     # The words of this level vary by now, so that a stream has rows of which none is asked for.
     write(writer, *[(f"t/{i}", str(i)) for i in range(20)])
-    exact = Follower(reader, "t/19", since_us=0, columns=COLUMNS)
+    exact = FeedFollower(reader, "t/19", since_us=0, columns=COLUMNS)
     assert drain(exact) == [("t/19", "19")]
     write(writer, ("t/18", "18"))
     assert drain(exact) == []
@@ -139,7 +139,7 @@ def test_only_what_the_filter_and_the_time_ask_for_comes(
 
 def test_the_columns_are_those_asked_for(writer: Database, reader: Database) -> None:
     write(writer, ("a", "1"))
-    follower = Follower(reader, "#", since_us=0, columns=("value", "topic"))
+    follower = FeedFollower(reader, "#", since_us=0, columns=("value", "topic"))
     assert follower.poll().to_pylist() == [{"value": b"1", "topic": "a"}]
 
 
@@ -148,7 +148,7 @@ def test_a_dropped_slab_is_passed_over(writer: Database, reader: Database) -> No
     for row in rows:
         write(writer, row)
     writer.seal()
-    follower = Follower(reader, "#", since_us=0, columns=COLUMNS, rows_max=3)
+    follower = FeedFollower(reader, "#", since_us=0, columns=COLUMNS, rows_max=3)
     first = follower.poll()["value"].to_pylist()
     for slab in writer.slabs():
         if slab.state == "sealed":
@@ -169,7 +169,7 @@ def test_following_waits_only_when_nothing_is_left(writer: Database, reader: Dat
         write(writer, *batch)
 
     seen: list[bytes] = []
-    follower = Follower(reader, "#", since_us=0, columns=("value",), rows_max=1)
+    follower = FeedFollower(reader, "#", since_us=0, columns=("value",), rows_max=1)
     batches = follow(follower, wait)
     with pytest.raises(KeyboardInterrupt):
         seen.extend(value for batch in batches for value in batch.column("value").to_pylist())
@@ -192,13 +192,13 @@ def test_a_slab_that_is_dropped_in_the_middle_of_a_poll_is_passed_over(
         return read_on(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(StoreSource, "read", read_after_dropping)
-    assert drain(Follower(reader, "#", since_us=0, columns=COLUMNS)) == [("t", "kept")]
+    assert drain(FeedFollower(reader, "#", since_us=0, columns=COLUMNS)) == [("t", "kept")]
 
 
 def test_a_poll_reads_no_more_than_it_may(writer: Database, reader: Database) -> None:
     for number in range(20):
         write(writer, *[("t", f"{number}.{i}") for i in range(10)])
-    follower = Follower(reader, "#", since_us=0, columns=COLUMNS, rows_max=25)
+    follower = FeedFollower(reader, "#", since_us=0, columns=COLUMNS, rows_max=25)
     sizes: list[int] = []
     while not sizes or follower.behind:
         sizes.append(follower.poll().num_rows)
@@ -207,7 +207,7 @@ def test_a_poll_reads_no_more_than_it_may(writer: Database, reader: Database) ->
 
 def test_what_cannot_be_read_is_told(writer: Database, reader: Database) -> None:
     write(writer, ("t", "1"))
-    follower = Follower(reader, "#", since_us=0, columns=COLUMNS)
+    follower = FeedFollower(reader, "#", since_us=0, columns=COLUMNS)
     reader.close()
     with pytest.raises(ClosedError, match="the database is closed"):
         follower.poll()

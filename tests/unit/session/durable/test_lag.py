@@ -22,7 +22,7 @@ from siltstone.session.durable.lag import (
     session_lag,
 )
 from siltstone.store.database import Database
-from siltstone.store.feed.pool import Source
+from siltstone.store.feed.pool import RowSource
 from siltstone.store.feed.position import Position
 from siltstone.store.log.read.pieces import Row
 from tests.support.builders import NOW_US, World
@@ -142,7 +142,7 @@ def test_rows_that_retention_took_are_counted_for_a_session_that_had_a_place() -
 
 
 @pytest.fixture
-def generations() -> Iterator[Source]:
+def generations() -> Iterator[RowSource]:
     """Three generations of two rows, opened by a process that does not write them."""
     world = World()
     with world.database() as database:
@@ -155,7 +155,7 @@ def generations() -> Iterator[Source]:
             yield reader.feed_source()
 
 
-def test_another_process_counts_the_rows_of_all_generations(generations: Source) -> None:
+def test_another_process_counts_the_rows_of_all_generations(generations: RowSource) -> None:
     counted = Lag(6, 6, NOW_US, is_more=False)
     assert session_lag(generations, SESSION, END_US) == counted
     assert group_lag(generations, SavedGroup(name="g", filter="t/+"), END_US) == counted

@@ -7,7 +7,7 @@ import pytest
 from siltstone.errors import ClosedError, CorruptionError
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.database import Database
-from siltstone.store.feed.pool import Found
+from siltstone.store.feed.pool import ReadResult
 from siltstone.store.feed.position import Position
 from siltstone.store.feed.reading import StoreSource
 from siltstone.store.feed.settings import FeedSettings
@@ -28,7 +28,7 @@ def append(database: Database, *topics: str, size_bytes: int = 1) -> None:
     database.append([Row(topic, bytes(size_bytes)) for topic in topics]).wait()
 
 
-def summary(found: Found) -> tuple[int, int, int, list[int]]:
+def summary(found: ReadResult) -> tuple[int, int, int, list[int]]:
     """Return what a read says of itself: start, stop, where rows begin, and their serials."""
     serials = [] if found.batch is None else found.batch.serials
     return (found.start, found.stop, found.rows_from, serials)
