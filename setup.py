@@ -103,6 +103,8 @@ COMPILED = (
     "src/siltstone/store/writer/commit_log.py",
     "src/siltstone/store/writer/queue.py",
     "src/siltstone/store/writer/ticket.py",
+    "src/siltstone/broker/deliver/feeds.py",
+    "src/siltstone/store/slab/space.py",
 )
 
 

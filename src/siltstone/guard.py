@@ -29,3 +29,17 @@ def contain_with(
         _LOG.exception("internal_error")
         if otherwise is not None:
             otherwise()
+
+
+def contain_each(
+    act: Callable[[_T], object], arguments: list[_T], otherwise: Callable[[_T], object]
+) -> None:
+    """Call a function with each argument, as `contain_with` does; `otherwise` gets the argument of
+    a failed call.
+    """
+    for argument in arguments:
+        try:
+            act(argument)
+        except Exception:  # noqa: BLE001 - see above
+            _LOG.exception("internal_error")
+            contain_with(otherwise, argument)

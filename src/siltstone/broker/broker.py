@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from siltstone.broker.access.access import Access, Identity
 from siltstone.broker.connect.login_queues import LoginQueues
 from siltstone.broker.connect.rounds import Rounds
@@ -38,7 +40,7 @@ from siltstone.broker.settings.access import AccessSettings
 from siltstone.broker.settings.broker import BrokerSettings
 from siltstone.clock import Clock
 from siltstone.errors import OutcomeUnknownError, SiltstoneError, StorageFullError
-from siltstone.guard import contain, contain_with
+from siltstone.guard import contain, contain_each, contain_with
 from siltstone.logs import log
 from siltstone.mqtt.flow import find_flags, pick
 from siltstone.mqtt.packets import Will
@@ -53,7 +55,6 @@ from siltstone.store.shard.compactor import Compactor
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import TopicFilter
 
-# The retain flag of a stored row.
 # The shortest time between two log lines about events that every message can cause.
 QUIET_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 1.0
@@ -98,6 +99,35 @@ class Peer(Protocol):
 
     def go_on(self) -> None:
         """End one `stop`; read again if it was the last."""
+
+
+@mypyc_attr(acyclic=True)
+class _Stored:
+    """The callback for the outcome of a batch that was given to the store.
+
+    A class, because a message often comes alone, and a partial object is three objects that the
+    garbage collector examines.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        part: PublishBatch,
+        settle: SettlePart | None,
+        exchanges: list[Exchange],
+    ) -> None:
+        self._broker = broker
+        self._part = part
+        self._settle = settle
+        self._exchanges = exchanges
+
+    def __call__(self, error: Exception | None) -> None:
+        try:
+            if error is not None:
+                self._broker.not_stored(self._part, self._exchanges, error)
+        finally:
+            if self._settle is not None:
+                self._settle(self._part, error)
 
 
 class Broker:
@@ -230,8 +260,7 @@ class Broker:
 
     def flush(self) -> None:
         """Write the bytes of this turn to each client."""
-        for outbox in self.ready.take():
-            contain_with(self._write_out, outbox, partial(self._end_broken, outbox))
+        contain_each(self._write_out, self.ready.take(), self._end_broken)
 
     def _write_out(self, outbox: Outbox) -> None:
         """Write the bytes of an outbox, then let it send waiting messages."""
@@ -278,7 +307,7 @@ class Broker:
         cannot be stored, they are counted and logged here, and their changes to the retained
         messages (`exchanges`) are undone.
         """
-        waits = self.taps.take(batch, publisher, settle)
+        waits = self.taps.take(batch, publisher, settle) if len(self.taps) > 0 else 0
         return waits + self._append(batch, publisher, settle, exchanges, producer)
 
     def _append(
@@ -290,12 +319,16 @@ class Broker:
         producer: Producer | None,
     ) -> int:
         """Store a batch after the bridges took it; return how often `settle` will be called."""
+        if self.rules.syncs_all and batch.topics:
+            stored = _Stored(self, batch, settle, exchanges)
+            self.bridge.append(batch, publisher, "synced", stored, producer)
+            return 0 if settle is None else 1
         waits = 0
         for durability, part in self.rules.split(batch).items():
             if durability is None:
                 continue
             hears = settle if durability != "none" else None
-            stored = partial(self._stored, part, hears, exchanges)
+            stored = _Stored(self, part, hears, exchanges)
             self.bridge.append(part, publisher, durability, stored, producer)
             if hears is not None:
                 waits += 1
@@ -306,20 +339,10 @@ class Broker:
         database = self._database
         return database is not None and database.has_stored(producer, topic, publisher)
 
-    def _stored(
-        self,
-        part: PublishBatch,
-        settle: SettlePart | None,
-        exchanges: list[Exchange],
-        error: Exception | None,
-    ) -> None:
-        try:
-            if error is not None:
-                self._count_lost(len(part.topics), error)
-                self._take_back(part, exchanges)
-        finally:
-            if settle is not None:
-                settle(part, error)
+    def not_stored(self, part: PublishBatch, exchanges: list[Exchange], error: Exception) -> None:
+        """Count messages that could not be stored, and undo their changes."""
+        self._count_lost(len(part.topics), error)
+        self._take_back(part, exchanges)
 
     def _take_back(self, part: PublishBatch, exchanges: list[Exchange]) -> None:
         """Undo the changes to the retained messages by messages that were not stored."""
@@ -376,7 +399,8 @@ class Broker:
 
         Durable sessions read stored messages from the store.
         """
-        self.router.dispatch(batch, source, self.shell.now())
+        if len(self.router) > 0:
+            self.router.dispatch(batch, source, self.shell.now())
         if len(self.unstored) and self.rules.leaves_out:
             part = self.rules.split(batch).get(None)
             if part is not None:

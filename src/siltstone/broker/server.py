@@ -82,9 +82,10 @@ _STORE_TIMEOUT: Final = 60.0
 _POLL_SECONDS: Final = 0.005
 # After a failure of the store nothing more can be stored, so the broker waits less.
 _FAILED_TIMEOUT: Final = 5.0
-# Garbage collection thresholds: a collection of the youngest generation examines 5,000 objects, one
-# of the second generation 20,000. Filters of 128 levels take up to a microsecond for each object.
-_COLLECT_AT: Final = (5_000, 2, 5_000)
+# Garbage collection thresholds: a collection of the youngest generation examines 15,000 objects,
+# one of the second generation 30,000. Filters of 128 levels take up to a microsecond for each.
+# The messages of a turn are about ten objects each: those of 1,000 clients begin no collection.
+_COLLECT_AT: Final = (15_000, 0, 5_000)
 
 
 class EarlySignals:

@@ -96,7 +96,7 @@ class RowBatch:
         if self.publishers or other.publishers or self.publisher != other.publisher:
             if not self.publishers:
                 self.publishers = [self.publisher] * before
-            self.publishers += other.publishers or [other.publisher] * count
+            _add_publishers(self.publishers, other, count)
         if self.properties or other.properties:
             if not self.properties:
                 self.properties = [b""] * before
@@ -133,3 +133,13 @@ class RowBatch:
         picked.checked = self.checked
         picked.measure()
         return picked
+
+
+def _add_publishers(publishers: list[bytes], batch: RowBatch, count: int) -> None:
+    """Add the publisher of each row of a batch. Most batches of a broker have a single row."""
+    if batch.publishers:
+        publishers.extend(batch.publishers)
+    elif count == 1:
+        publishers.append(batch.publisher)
+    else:
+        publishers += [batch.publisher] * count

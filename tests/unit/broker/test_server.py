@@ -477,7 +477,7 @@ class TestStarting:
         desk = Desk(monkeypatch)
         desk.server.stop()
         asyncio.run(desk.server.run())
-        assert desk.collector == [("collect",), ("freeze",), ("set_threshold", 5_000, 2, 5_000)]
+        assert desk.collector == [("collect",), ("freeze",), ("set_threshold", 15_000, 0, 5_000)]
 
     def test_where_one_listener_cannot_open_the_others_are_closed(
         self, monkeypatch: pytest.MonkeyPatch

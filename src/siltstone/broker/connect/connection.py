@@ -128,11 +128,17 @@ class ClientConnection:
         first = parts[0] if len(parts) == 1 else None
         if self._unread is not None:
             self._unread = chain(self._unread, self._connection.read(parts))
-        elif isinstance(first, PublishBatch) and not self.ended and self._goodbye is None:
+        elif self.ended or self._goodbye is not None:
+            self._take(self._connection.read(parts))
+        elif isinstance(first, PublishBatch):
             # A device often sends a single message: the same as `_take`, without an iterator.
             assert self._intake is not None
             self._keep_alive.seen()
             self._intake.take(first)
+        elif isinstance(first, AckBatch):
+            # So does a subscriber that acknowledges one.
+            self._keep_alive.seen()
+            self._acknowledged(first.first, first.packet_ids)
         else:
             self._take(self._connection.read(parts))
         self._count_partial()

@@ -209,7 +209,9 @@ class Requests:
             durables.feeding.replenish(self._session.durable)
         for group in self._session.groups.values():
             group.replenish(self._session.outbox)
-        self._broker.router.replenish(self._session.outbox, self._broker.shell.now())
+        router = self._broker.router
+        if router.waits:
+            router.replenish(self._session.outbox, self._broker.shell.now())
         if not self._replays or self._is_refilling:
             return
         self._is_refilling = self._broker.subscriptions.send_retained(

@@ -148,6 +148,11 @@ class Router:
             return [group for group in own if group in self._waiting]
         return [group for group in self._waiting if group in own]
 
+    @property
+    def waits(self) -> bool:
+        """Whether messages wait in share groups."""
+        return len(self._waiting) > 0
+
     def replenish(self, outbox: Outbox, now: float) -> None:
         """Send more to a session that has acknowledged something or has connected."""
         if self._waiting:

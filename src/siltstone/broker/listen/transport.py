@@ -23,6 +23,14 @@ from siltstone.mqtt.packets import Connect
 from siltstone.mqtt.reason import Reason
 
 
+def _ignore(data: bytes) -> None:
+    """Do nothing."""
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class ClientTransport:
     """One connection; `closed` is called when it is lost.
 
@@ -30,6 +38,7 @@ class ClientTransport:
     """
 
     __slots__ = (
+        "_abort",
         "_aborting",
         "_admission",
         "_admitted",
@@ -42,6 +51,7 @@ class ClientTransport:
         "_is_paused",
         "_listener",
         "_loop",
+        "_receive",
         "_transport",
     )
 
@@ -69,12 +79,16 @@ class ClientTransport:
         self._is_choked = False
         # The address under which the connection is counted; None if it was not admitted.
         self._admitted: str | None = None
+        # Bound methods that every read needs, while there is a connection.
+        self._receive: Callable[[bytes], None] = _ignore
+        self._abort: Callable[[], None] = _nothing
         self._aborting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # The transports of uvloop have the methods of asyncio.Transport, but are not subclasses.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._broker.limits.write_buffer_max)
+        self._receive, self._abort = self._client.receive, self.abort
         address = self._client.address = self.address
         # The connect timeout may end before the TLS handshake does.
         if self._client.ended:
@@ -88,7 +102,7 @@ class ClientTransport:
     def data_received(self, data: bytes) -> None:
         if self._is_draining:
             return
-        contain_with(self._client.receive, data, self.abort)
+        contain_with(self._receive, data, self._abort)
 
     def eof_received(self) -> bool:
         # The client closed without DISCONNECT: nothing more is sent to it.
@@ -112,8 +126,10 @@ class ClientTransport:
     def _end(self) -> None:
         contain(self._client.lost)
         self._closed(self)
-        # Break the reference cycle between the two.
+        # Break the reference cycles.
         self._transport = None
+        self._receive = _ignore
+        self._abort = _nothing
 
     # Methods of Outlet, for the client.
 

@@ -152,6 +152,8 @@ class AppendBatcher:
             "written": _DurabilityQueue(),
             "none": _DurabilityQueue(),
         }
+        # The same as a list, because it is walked for every batch.
+        self._all = list(self._lanes.values())
         self._waiting: list[Callable[[], None]] = []
         self._flush_due = False
         self._lazy_due = False
@@ -207,7 +209,7 @@ class AppendBatcher:
     def _lane_of(self, durability: Durability, publisher: bytes) -> _DurabilityQueue:
         """Return the queue for new rows: the one where rows of the publisher wait, if any."""
         lane = self._lanes[durability]
-        for other in self._lanes.values():
+        for other in self._all:
             if other is lane:
                 continue
             for append in other.waiting:
@@ -234,7 +236,7 @@ class AppendBatcher:
             self._is_flushing = False
 
     def _give_out(self) -> None:
-        for lane in self._lanes.values():
+        for lane in self._all:
             while lane.waiting and self._may_follow(lane, lane.waiting[0]):
                 append = lane.waiting.pop(0)
                 if append is lane.open:
@@ -313,7 +315,7 @@ class AppendBatcher:
 
         If no other append is under way, settle this one with the error.
         """
-        if sum(other.under_way for other in self._lanes.values()) == 1:
+        if sum(other.under_way for other in self._all) == 1:
             # Only this append is under way: no other one would end and start a retry.
             self._settle(lane, append, error)
             return True

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from siltstone.broker.access.access import Identity
 from siltstone.broker.broker import Broker
 from siltstone.broker.deliver.backpressure import Backpressure
@@ -62,6 +64,18 @@ class _Refusals:
         self.timer: Timer | None = None
 
 
+@mypyc_attr(acyclic=True)
+class _Settled:
+    """The callback for the outcomes of a batch; a class for the same reason as in the broker."""
+
+    def __init__(self, receiver: PublishReceiver, receipt: Receipt) -> None:
+        self._receiver = receiver
+        self._receipt = receipt
+
+    def __call__(self, part: PublishBatch, error: Exception | None) -> None:
+        self._receiver.settled(self._receipt, part, error)
+
+
 class PublishReceiver:
     """The messages of one connection."""
 
@@ -72,6 +86,7 @@ class PublishReceiver:
         self._owner = owner
         self._session = session
         self._identity = identity
+        self._is_v5 = version is Version.V5
         self._version = version
         self._receipts = Receipts()
         self._backpressure = Backpressure(broker, owner)
@@ -82,9 +97,7 @@ class PublishReceiver:
         # No more messages are accepted; the connection ends soon.
         self._is_held = False
         limits = broker.limits
-        self._acknowledges_refused = version is not Version.V5 and (
-            limits.refused_publish == "acknowledge"
-        )
+        self._acknowledges_refused = not self._is_v5 and (limits.refused_publish == "acknowledge")
         # Batches that wait until their QoS 2 messages are announced on disk.
         self._line: deque[tuple[PublishBatch, Receipt | None]] = deque()
         # The next step for the first batch in the line, and whether steps are running.
@@ -117,7 +130,7 @@ class PublishReceiver:
         session = self._session
         broker.statistics.publishes_received += len(batch.topics)
         receipt = self._receipts.add(batch)
-        if self._version is Version.V5 and len(self._receipts) > broker.limits.receive_max:
+        if self._is_v5 and len(self._receipts) > broker.limits.receive_max:
             # [MQTT-3.3.4-7].
             self._owner.end(Reason.RECEIVE_MAXIMUM_EXCEEDED)
             return
@@ -286,7 +299,7 @@ class PublishReceiver:
         if fresh is not batch:
             receipt.repeated = set(batch.packet_ids).difference(fresh.packet_ids)
         try:
-            self._take_fresh(fresh, receipt, partial(self._settled, receipt), producer)
+            self._take_fresh(fresh, receipt, _Settled(self, receipt), producer)
         except BaseException:
             self._abandon(receipt)
             raise
@@ -351,7 +364,8 @@ class PublishReceiver:
 
         The client sends the others again, so they must not be stored or delivered now.
         """
-        refused = self._broker.taps.refused(batch, self._session.publisher)
+        taps = self._broker.taps
+        refused = taps.refused(batch, self._session.publisher) if len(taps) > 0 else None
         if not refused:
             return batch
         self._tell_refused("publish_refused", batch, refused, Reason.QUOTA_EXCEEDED)
@@ -401,7 +415,7 @@ class PublishReceiver:
         self, batch: PublishBatch, refused: list[int], receipt: Receipt | None, reason: Reason
     ) -> PublishBatch:
         """Refuse some messages of a batch; return the others."""
-        if self._version is not Version.V5 and any(batch.flags[index] & 3 for index in refused):
+        if not self._is_v5 and any(batch.flags[index] & 3 for index in refused):
             # [MQTT-3.3.5-2] of 3.1.1: the server must acknowledge or close the connection. Here
             # an acknowledgement means that the message is stored, so the connection is closed.
             self._hold(reason, "")
@@ -498,7 +512,7 @@ class PublishReceiver:
                 seen.append(index)
         return without(batch, seen) if seen else batch
 
-    def _settled(self, receipt: Receipt, part: PublishBatch, error: Exception | None) -> None:
+    def settled(self, receipt: Receipt, part: PublishBatch, error: Exception | None) -> None:
         """Record the outcome of a batch, or of a part of it."""
         session = self._session
         try:
@@ -516,7 +530,7 @@ class PublishReceiver:
     def _answer(self, known: Receipt) -> None:
         """Acknowledge the batches that are next in order, after the outcome of one is known."""
         # The client may send a refused QoS 2 message again with the same packet id.
-        refused = known.refused()
+        refused = known.refused() if known.reasons else None
         if refused:
             self._session.received.packet_ids.difference_update(refused)
             if self._session.durable is not None:
@@ -524,11 +538,12 @@ class PublishReceiver:
         for receipt in self._receipts.take_settled():
             if self._owner.ended or self._is_held:
                 return
-            if receipt.reasons and self._version is not Version.V5:
+            if receipt.reasons and not self._is_v5:
                 # 3.1.1 can only acknowledge or close.
                 self._hold(Reason.QUOTA_EXCEEDED, "a message could not be stored")
                 return
-            self._receipts.complete(receipt.refused())
+            if receipt.reasons:
+                self._receipts.complete(receipt.refused())
             self._session.outbox.write(receipt.encode())
 
 

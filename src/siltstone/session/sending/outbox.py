@@ -442,8 +442,9 @@ class Outbox:
         """Return the bytes to write now up to the last large payload, without copying it; empty if
         there is none. `take` returns the rest.
         """
-        parts, self._parts = self._parts, []
+        parts = self._parts
         if parts:
+            self._parts = []
             self.sent_bytes += self._parts_bytes
             self._parts_bytes = 0
         return parts

@@ -34,6 +34,8 @@ _ALLOCATE_MIN: Final = 64 * 1024
 _ALLOCATE_MAX: Final = 16 * 1024 * 1024
 # Maintenance allocates the next step when less than this is left.
 _AHEAD_MAX: Final = 1024 * 1024
+# After this many frames, the word index may need some. It takes a thousand at a time.
+_WORDS_EVERY: Final = 64
 # A larger frame is written in two steps, body and header, and then synced: joining them is a copy.
 _JOINED_MAX: Final = 64 * 1024
 
@@ -122,6 +124,8 @@ class SegmentWriter:
         # Whether the marks in the header of the segment are behind the disk.
         self.has_old_marks = False
         self._unpublished: list[tuple[int, FrameHeader, Directory]] = []
+        # How many frames were published since the word index was last looked at.
+        self._unindexed = _WORDS_EVERY
 
     @property
     def end_position(self) -> int:
@@ -150,20 +154,27 @@ class SegmentWriter:
             if self.has_room(body_bytes):
                 self._allocate(self._end + HEADER_BYTES + body_bytes)
 
+    def is_short(self) -> bool:
+        """Return whether most of the allocated space is used. From any thread, a moment later it
+        may be otherwise.
+        """
+        return self._allocated - self._end < min(_AHEAD_MAX, self._allocated // 4)
+
     def allocate_ahead(self) -> None:
         """Allocate the next step of disk space if most of the allocated space is used, so that the
         next frames do not wait for it. Raises: StorageFullError.
         """
         with self._lock:
-            left = self._allocated - self._end
-            if not self._closed and left < min(_AHEAD_MAX, self._allocated // 4):
+            if not self._closed and self.is_short():
                 self._allocate(self._allocated + 1)
 
     def index_words(self) -> None:
         """Add the last frames to the word index. It takes milliseconds, so it is not done while a
-        caller waits for a frame.
+        caller waits for a frame, and only from time to time.
         """
-        self.segment.index_words_behind_writer()
+        if self._unindexed >= _WORDS_EVERY:
+            self._unindexed = 0
+            self.segment.index_words_behind_writer()
 
     def claim(self, body_bytes: int, *, next_serial: int, last_timestamp_us: int) -> bool:
         """Claim the space for a frame with a body of this size; return False if it does not fit.
@@ -324,6 +335,7 @@ class SegmentWriter:
         for position, header, directory in self._unpublished:
             index.add(position, header, directory)
             index.verified[index.frame_count - 1] = 1
+        self._unindexed += len(self._unpublished)
         self._unpublished.clear()
         self.segment.cells[VISIBLE] = self._written
 

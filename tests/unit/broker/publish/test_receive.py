@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -91,6 +92,25 @@ class TestStoringOnTheLoop:
         client = core.connect("c")
         assert client.publish("a", "1", qos=1, packet_id=7) == []
         assert core.database.stored_here == 0
+
+
+class TestObjects:
+    def test_the_messages_of_a_thousand_clients_begin_no_garbage_collection(self) -> None:
+        """The broker collects after 15,000 new objects, see `server.py`."""
+        core = Core(automatic=False)
+        wires = [core.connect(f"c{number}", version=V3) for number in range(50)]
+        gc.collect()
+        gc.disable()
+        try:
+            before = len(gc.get_objects())
+            for wire in wires:
+                wire.send(message("a", "1", 1, 1))
+            objects = len(gc.get_objects()) - before
+        finally:
+            gc.enable()
+        assert objects / len(wires) < 15
+        core.settle()
+        assert [wire.take() for wire in wires] == [[PubAck(packet_id=1)]] * 50
 
 
 class TestAcknowledging:
@@ -617,6 +637,7 @@ class TestUnreleased:
         with monkeypatch.context() as patched:
             # It is asked again when the message is dispatched, and the list is empty then.
             patched.setattr(rules, "leaves_out", True)
+            patched.setattr(rules, "syncs_all", False)
             patched.setattr(rules, "split", fail_behind_the_store)
             # What the channel does.
             contain(lambda: wire.send(message("t", "x", qos, 1)), wire.drop)

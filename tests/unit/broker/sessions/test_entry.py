@@ -499,6 +499,7 @@ class TestMistakes:
             if when == "before":
                 patched.setattr(wire, "write", fail)
             else:
+                patched.setattr(desk.core.broker.rules, "syncs_all", False)
                 patched.setattr(desk.core.broker.rules, "split", fail)
             wire.send(
                 Connect(

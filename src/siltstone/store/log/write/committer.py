@@ -136,6 +136,8 @@ class Committer:
         self.parks = False
         # Frames that are written and not visible to readers yet.
         self._stored: list[FrameRecord] = []
+        # Whether readers know that the segments of the slab are open.
+        self._is_loaded = False
         # Called for each frame that became visible, unless `is_heard` returns False: no listener.
         self.on_stored: OnStored | None = None
         self.is_heard: Callable[[], bool] | None = None
@@ -233,9 +235,10 @@ class Committer:
         If the disk is full, the next frame that needs the space is refused.
         """
         active = self._writer.active
-        if active is not None and self._poisoned_by is None and not self.parks:
-            with suppress(StorageFullError):
-                active.allocate_ahead()
+        if active is None or self._poisoned_by is not None or self.parks or not active.is_short():
+            return
+        with suppress(StorageFullError):
+            active.allocate_ahead()
 
     def index_words(self) -> None:
         """Add the last frames to the word index of their segment."""
@@ -371,7 +374,10 @@ class Committer:
         if not frames:
             return
         # Readers must know a stream before its rows become visible, or they would miss them.
-        self.slab.publish([frame.edges for frame in frames if frame.edges])
+        edges = [frame.edges for frame in frames if frame.edges]
+        if edges or not self._is_loaded:
+            self.slab.publish(edges)
+            self._is_loaded = True
         self._active().publish()
         for frame in frames:
             if frame.producers:
