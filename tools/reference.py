@@ -67,6 +67,7 @@ INTERNAL: Final = {
     "FaultyFileSystem": f"{_FILES} fault check",
     "MemoryFileSystem": f"{_FILES} reading changing take_space",
     "Fault": "matches",
+    "Pause": "matches",
 }
 
 GENERATED: Final = "<!-- Made by `python -m tools.reference`: change the code, not this page. -->"
@@ -170,7 +171,14 @@ def python_page() -> str:
     parts.append("## siltstone.testing\n")
     parts += _named("MemoryDisk", "siltstone.testing", "MemoryDisk")
     places = _imports("siltstone.testing")
-    for name in ("Fault", "FaultyFileSystem", "MemoryFileSystem", "PowerCut", "ManualClock"):
+    for name in (
+        "Fault",
+        "Pause",
+        "FaultyFileSystem",
+        "MemoryFileSystem",
+        "PowerCut",
+        "ManualClock",
+    ):
         parts += _named(name, *places[name])
     return "\n".join(parts)
 

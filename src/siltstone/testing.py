@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Final
 
 from siltstone.clock import ManualClock
-from siltstone.fs.faulty import Fault, FaultyFileSystem
+from siltstone.fs.faulty import Fault, FaultyFileSystem, Pause
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.store.directory import Store
 from siltstone.store.kv.memory import MemoryEngine
@@ -33,6 +33,7 @@ __all__ = [
     "ManualClock",
     "MemoryDisk",
     "MemoryFileSystem",
+    "Pause",
     "PowerCut",
 ]
 
@@ -44,7 +45,7 @@ _DATA: Final = PurePath("/data")
 class MemoryDisk:
     """A disk in memory with one data directory.
 
-    `faults` lets operations on files fail, or cuts the power after a number of them.
+    `faults` lets operations on files fail, holds them, or cuts the power after a number of them.
     `files.capacity_bytes` is the size of the disk; with 0 the disk is full. `clock` is the clock of
     all stores on the disk. Opening a store whose predecessor is still open raises LockedError, as
     with a real directory.

@@ -9,7 +9,7 @@ the order in which they were added; the first one that matches is used.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from errno import errorcode
 from pathlib import PurePath
@@ -68,6 +68,24 @@ class Fault:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Hold every matching operation until `until` returns, as a slow disk does; then continue it.
+
+    An operation matches as for a `Fault`. `until` is called on the thread of the operation.
+    """
+
+    operation: Operation
+    until: Callable[[], object]
+    path_suffix: str = ""
+
+    def matches(self, operation: Operation, paths: tuple[PurePath, ...]) -> bool:
+        """Return whether this pause holds the operation."""
+        return operation == self.operation and any(
+            str(path).endswith(self.path_suffix) for path in paths
+        )
+
+
 class FaultyFileSystem:
     """A file system that passes every operation to inner, unless a fault or power cut prevents it.
 
@@ -80,6 +98,7 @@ class FaultyFileSystem:
         self.operations_left: int | None = None
         self.is_power_cut = False
         self._seen: dict[Fault, int] = dict.fromkeys(faults, 0)
+        self._pauses: list[Pause] = []
         self._mutex = threading.Lock()
 
     def add(self, fault: Fault) -> None:
@@ -87,13 +106,23 @@ class FaultyFileSystem:
         with self._mutex:
             self._seen[fault] = 0
 
+    def pause(self, pause: Pause) -> None:
+        """Hold matching operations from now on, before faults are looked for."""
+        with self._mutex:
+            self._pauses.append(pause)
+
     def clear(self) -> None:
-        """Remove all faults."""
+        """Remove all faults and pauses. An operation that is held stays held."""
         with self._mutex:
             self._seen.clear()
+            self._pauses.clear()
 
     def fault(self, operation: Operation, *paths: PurePath) -> Fault | None:
         """Count one operation and return the fault that applies to it. Raises: PowerCut."""
+        with self._mutex:
+            pauses = [pause for pause in self._pauses if pause.matches(operation, paths)]
+        for pause in pauses:
+            pause.until()
         with self._mutex:
             if operation not in _LOOKS and self.operations_left is not None:
                 if self.operations_left == 0:

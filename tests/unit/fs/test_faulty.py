@@ -23,6 +23,7 @@ from siltstone.fs.faulty import (
     Look,
     NameChange,
     Operation,
+    Pause,
 )
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 
@@ -244,3 +245,22 @@ def test_a_rename_matches_by_either_name(suffix: str) -> None:
     with pytest.raises(DiskError, match=f"path={A}"):
         fs.rename(A, B)
     fs.rename(A, B)
+
+
+def test_a_pause_holds_matching_operations_and_then_they_continue() -> None:
+    fs = faulty(Fault(operation="sync", errno=errno.EIO, nth=2))
+    held: list[bytes] = []
+
+    def until() -> None:
+        held.append(fs.inner.read(A))
+
+    with fs.open(A, writable=True) as file:
+        fs.pause(Pause(operation="write_at", until=until, path_suffix=".seg"))
+        fs.pause(Pause(operation="sync", until=until, path_suffix=".idx"))
+        file.write_at(0, b"a")
+        file.sync()
+        file.write_at(0, b"b")
+        assert held == [b"", b"a"]
+        fs.clear()
+        file.write_at(0, b"c")
+    assert (held, fs.inner.read(A)) == ([b"", b"a"], b"c")
