@@ -23,12 +23,8 @@ def contain_with(
     act: Callable[[_T], object], argument: _T, otherwise: Callable[[], object] | None = None
 ) -> None:
     """Call a function with an argument, as `contain` does, without the cost of a closure."""
-    try:
-        act(argument)
-    except Exception:  # noqa: BLE001 - logged with its traceback; other operations continue
-        _LOG.exception("internal_error")
-        if otherwise is not None:
-            otherwise()
+    if _has_failed(act, argument) and otherwise is not None:
+        otherwise()
 
 
 def contain_each(
@@ -38,8 +34,15 @@ def contain_each(
     a failed call.
     """
     for argument in arguments:
-        try:
-            act(argument)
-        except Exception:  # noqa: BLE001 - see above
-            _LOG.exception("internal_error")
+        if _has_failed(act, argument):
             contain_with(otherwise, argument)
+
+
+def _has_failed(act: Callable[[_T], object], argument: _T) -> bool:
+    """Call a function; return whether it raised an error, which is logged."""
+    try:
+        act(argument)
+    except Exception:  # noqa: BLE001 - logged with its traceback; other operations continue
+        _LOG.exception("internal_error")
+        return True
+    return False
