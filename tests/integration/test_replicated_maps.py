@@ -393,8 +393,11 @@ def test_a_site_behind_the_trim_copies_the_shard(three: Three, wiped: bool) -> N
     trim(three)
     three.start("c")
     until(lambda: three.rows("c") == three.rows("a"), "c has copied")
-    assert len(three.rows("c")) == 31
+    copying = three.sites["c"].copying
+    assert copying is not None
+    copying.join(PATIENCE)
     assert three.sites["c"].failed is None
+    assert len(three.rows("c")) == 31
     # It goes on with the log, leads, and remembers the ids.
     write(three.databases["a"], "after", b"1")
     three.settle()

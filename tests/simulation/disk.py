@@ -45,8 +45,8 @@ class Found:
 
 
 def rows_of(change: Change | None) -> list[Row]:
-    """Return the rows in a change."""
-    if change is None or change.kind is not MessageKind.ROWS:
+    """Return the rows, or the transactions, in a change."""
+    if change is None or change.kind not in {MessageKind.ROWS, MessageKind.KV}:
         return []
     lines = change.payload.decode().split()
     return [(name, int(number)) for name, number in (line.split(":") for line in lines)]

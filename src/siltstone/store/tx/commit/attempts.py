@@ -5,7 +5,7 @@ site that leads a term. The record that stores a transaction names the attempt, 
 from the shared log which attempts were stored.
 
 Invariants:
-- an attempt is admitted at most once, and only in its term;
+- an attempt is admitted at most once, only in its term, and never after it was refused;
 - an attempt was stored if and only if its record counted. If a higher term counted before that, it
   was not stored, and never will be;
 - after the sender has given an attempt up, the leader that takes a later attempt has taken the
@@ -100,19 +100,32 @@ class _Known:
 
 
 class Admissions:
-    """The attempts that the leader of one term has taken."""
+    """The attempts that a site has taken in the term that it leads, or refused before it led."""
 
-    def __init__(self, term: int) -> None:
-        self.term = term
+    def __init__(self) -> None:
+        self.term = 0
         self._known: dict[bytes, _Known] = {}
+        # Attempts for later terms, which came before this site has read that it leads one.
+        self._early: list[Attempt] = []
+
+    def lead(self, term: int) -> None:
+        """Take the attempts of another term from now on."""
+        self.term = term
+        self._known.clear()
+        early, self._early = self._early, []
+        for attempt in early:
+            # Its sender was told that it is refused for certain.
+            self.admit(attempt)
 
     def size(self) -> int:
         """Return the number of attempts that are remembered."""
-        return sum(len(known.taken) for known in self._known.values())
+        return len(self._early) + sum(len(known.taken) for known in self._known.values())
 
     def admit(self, attempt: Attempt) -> bool:
         """Return whether an attempt may be tried: it is of this term, and was not taken before."""
         if attempt.term != self.term:
+            if attempt.term > self.term:
+                self._early = [*self._early[-GIVEN_UP_MAX:], attempt]
             return False
         known = self._known.setdefault(attempt.sender, _Known())
         known.lowest = max(known.lowest, attempt.lowest)

@@ -7,28 +7,43 @@ from siltstone.store.tx.commit.attempts import Admissions, Attempt, Sender, Stor
 NAME = b"s" * 16
 
 
+def leading(term: int) -> Admissions:
+    admissions = Admissions()
+    admissions.lead(term)
+    return admissions
+
+
 def test_an_attempt_is_admitted_once() -> None:
     attempt = Sender(NAME).begin(3)
-    admissions = Admissions(3)
+    admissions = leading(3)
     assert admissions.admit(attempt)
     assert not admissions.admit(attempt)
 
 
 def test_an_attempt_is_admitted_only_in_its_term() -> None:
     attempt = Sender(NAME).begin(3)
-    assert not Admissions(2).admit(attempt)
-    assert not Admissions(4).admit(attempt)
+    assert not leading(2).admit(attempt)
+    assert not leading(4).admit(attempt)
+
+
+def test_an_attempt_that_came_before_its_term_is_not_admitted_later() -> None:
+    sender, admissions = Sender(NAME), leading(2)
+    early = sender.begin(4)
+    assert not admissions.admit(early)
+    admissions.lead(4)
+    assert not admissions.admit(early)
+    assert admissions.admit(sender.begin(4))
 
 
 def test_attempts_may_arrive_in_any_order() -> None:
-    sender, admissions = Sender(NAME), Admissions(1)
+    sender, admissions = Sender(NAME), leading(1)
     first, second = sender.begin(1), sender.begin(1)
     assert admissions.admit(second)
     assert admissions.admit(first)
 
 
 def test_an_attempt_that_was_given_up_is_refused_after_a_later_one_was_taken() -> None:
-    sender, admissions = Sender(NAME), Admissions(1)
+    sender, admissions = Sender(NAME), leading(1)
     oldest, given_up = sender.begin(1), sender.begin(1)
     sender.give_up(given_up.number)
     assert admissions.admit(sender.begin(1))
@@ -37,7 +52,7 @@ def test_an_attempt_that_was_given_up_is_refused_after_a_later_one_was_taken() -
 
 
 def test_an_attempt_below_the_lowest_open_one_is_refused() -> None:
-    sender, admissions = Sender(NAME), Admissions(1)
+    sender, admissions = Sender(NAME), leading(1)
     late = sender.begin(1)
     assert sender.ended(late.number)
     assert admissions.admit(sender.begin(1))
@@ -45,7 +60,7 @@ def test_an_attempt_below_the_lowest_open_one_is_refused() -> None:
 
 
 def test_a_leader_forgets_the_attempts_that_have_ended() -> None:
-    sender, admissions = Sender(NAME), Admissions(1)
+    sender, admissions = Sender(NAME), leading(1)
     for _ in range(100):
         attempt = sender.begin(1)
         assert admissions.admit(attempt)
@@ -54,7 +69,7 @@ def test_a_leader_forgets_the_attempts_that_have_ended() -> None:
 
 
 def test_senders_do_not_disturb_each_other() -> None:
-    admissions = Admissions(1)
+    admissions = leading(1)
     assert admissions.admit(Sender(NAME).begin(1))
     assert admissions.admit(Sender(b"t" * 16).begin(1))
 

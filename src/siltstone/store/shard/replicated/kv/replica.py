@@ -9,7 +9,8 @@ the engine. So after a crash the mark is exactly where the data are.
 Invariants:
 - a transaction is tried only by the leader of the term for which it was sent;
 - a refusal that speaks of data is given only after it is certain that this site still leads;
-- a transaction that reads sees everything that the leader had committed when it began.
+- a transaction that reads sees everything that was acknowledged when it began: what the leader had
+  committed, and the record that it had under way.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class KeyValueReplica:
         self._attempts: dict[int, Attempt] = {}
         self._batch: list[Operations] = []
         self._lock = Lock()
-        self._admissions = Admissions(0)
+        self._admissions = Admissions()
         # Readers wait here until this site has stored more.
         self._stored = Condition()
         committer.is_replicated = True
@@ -218,22 +219,28 @@ class KeyValueReplica:
         """
         seconds = READ_SECONDS if timeout is None else min(timeout, READ_SECONDS)
         until = monotonic() + seconds
-        point: Point | None = None
+        point = self._here()
         while True:
-            view = self.log.view
-            if view.leads:
-                return view.term
             if point is not None and self._committer.stored_serial >= point.serial:
                 return point.term
             left = until - monotonic()
             if left <= 0:
                 raise RetryError(self._why_not(point))
             if point is None:
-                point = self._ask_leader(min(left, _ASK_SECONDS))
+                point = self._here() or self._ask_leader(min(left, _ASK_SECONDS))
                 continue
             with self._stored:
                 if self._committer.stored_serial < point.serial:
                     self._stored.wait(min(left, _LOOK_SECONDS))
+
+    def _here(self) -> Point | None:
+        """Return what a transaction must see that begins now, if this site leads.
+
+        The record that is under way belongs to it: another site may have read it in the shared log
+        and have acknowledged it.
+        """
+        view = self.log.view
+        return Point(view.term, self._committer.serial) if view.leads else None
 
     def _ask_leader(self, seconds: float) -> Point | None:
         """Return what the leader has committed; None if there is no answer in time."""
@@ -263,7 +270,7 @@ class KeyValueReplica:
     # What another site asks
 
     def _take_call(self, data: bytes, answer: Callable[[bytes], None]) -> None:
-        def reply(found: Answer | Point) -> None:
+        def reply(found: Answer | Point | None) -> None:
             answer(encode_answer(found))
 
         try:
@@ -273,7 +280,7 @@ class KeyValueReplica:
                     self._commit_here(*decode_commit(document, values), reply)
                 case CallKind.CONTEXT:
                     self.check_leads()
-                    reply(Point(self.log.view.term, self._committer.stored_serial))
+                    reply(self._here())
                 case CallKind.MANAGE:
                     self._manage_here(document, reply)
         except SiltstoneError as exc:
@@ -306,13 +313,15 @@ class KeyValueReplica:
         self, attempt: Attempt, operations: Operations, then: Callable[[Answer], None]
     ) -> None:
         with self._lock:
-            is_past = attempt.term != self._admissions.term
-            if not is_past:
-                if not self._admissions.admit(attempt):
-                    return
+            is_ours = attempt.term == self._admissions.term
+            is_new = self._admissions.admit(attempt)
+            if is_new:
                 self._attempts[id(operations)] = attempt
-        if is_past:
+        if not is_ours:
             then(NotLeaderError(f"this site does not lead shard {self.number} in that term"))
+            return
+        if not is_new:
+            # A copy of a message: the first one gets the answer.
             return
         ticket = Ticket(0, 1)
         try:
@@ -358,6 +367,8 @@ class KeyValueReplica:
             return [next(tried) if id(each) in own else past for each in batch]
         finally:
             self._batch = []
+            with self._stored:
+                self._stored.notify_all()
             with self._lock:
                 for operations in batch:
                     del self._attempts[id(operations)]
@@ -424,7 +435,7 @@ class KeyValueReplica:
         self._committer.lead(term)
         with self._lock:
             if self._admissions.term != term:
-                self._admissions = Admissions(term)
+                self._admissions.lead(term)
 
     def _changed(self) -> None:
         self._router.look()

@@ -53,17 +53,20 @@ CALL_BYTES_MAX: Final = 32 * 1024 * 1024
 class _Waiting:
     """A transaction without an outcome. `number` is its attempt, 0 if none is under way."""
 
-    __slots__ = ("number", "operations", "ticket")
+    __slots__ = ("is_lost", "number", "operations", "ticket")
 
     def __init__(self, operations: Operations, ticket: CommitTicket) -> None:
         self.operations = operations
         self.ticket = ticket
         self.number = 0
+        # Whether an attempt of it may have been stored in a part of the log that was not read.
+        self.is_lost = False
 
     @property
-    def asks(self) -> bool:
-        """Whether it changes nothing, so that its outcome is never unknown."""
-        return self.operations.changes_nothing()
+    def may_be_stored(self) -> bool:
+        """Whether an attempt may have changed something, or still may."""
+        is_open = self.number > 0 or self.is_lost
+        return is_open and not self.operations.changes_nothing()
 
 
 class CommitRouter:
@@ -113,7 +116,7 @@ class CommitRouter:
             self._remove(waiting)
             if waiting.number:
                 self._sender.give_up(waiting.number)
-            return not waiting.number or waiting.asks
+            return not waiting.may_be_stored
 
     def follow(self, log: ReplicatedLog) -> None:
         """Use the log of the shard after the shard was copied."""
@@ -149,8 +152,9 @@ class CommitRouter:
             lost: list[_Waiting] = []
             for waiting in list(self._sent.values()):
                 self._sender.give_up(waiting.number)
-                if waiting.operations.id_digest or waiting.asks:
+                if waiting.operations.id_digest or not waiting.may_be_stored:
                     # It can be found by its id.
+                    waiting.is_lost = True
                     self._again(waiting)
                 else:
                     self._remove(waiting)
@@ -173,8 +177,8 @@ class CommitRouter:
             self._condition.notify_all()
         for waiting in left:
             text = "the store was closed before the transaction had an outcome"
-            is_known = not waiting.number or waiting.asks
-            _settle(waiting, ClosedError(text) if is_known else OutcomeUnknownError(text))
+            error = OutcomeUnknownError if waiting.may_be_stored else ClosedError
+            _settle(waiting, error(text))
 
     def _wait_for_room(self, size: int, timeout: float | None) -> None:
         fits = self._condition.wait_for(
