@@ -67,7 +67,7 @@ class TopicLogClient:
         self._next_id = 1
         self._subscription: Subscription | None = None
         self._ahead: _Ahead | None = None
-        # Requests whose replies have not arrived, and replies that nobody has asked for yet.
+        # Requests whose replies have not arrived, and replies that were not asked for yet.
         self._open: set[int] = set()
         self._replies: dict[int, _Frame] = {}
         # Requests of a call that failed; their replies are dropped.

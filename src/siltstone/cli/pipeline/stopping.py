@@ -53,7 +53,7 @@ class Stop:
 
 @contextmanager
 def stopping(*, listens: bool) -> Iterator[Stop]:
-    """Yield the wish to stop, which signals set; without `listens` they keep their meaning."""
+    """Yield an event that signals set; without `listens`, signals keep their meaning."""
     stop = Stop()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     if listens:

@@ -1,7 +1,7 @@
 """The commit log of a replicated shard: it connects the pure core with the shared log and files.
 
 The thread of the shard owns the core. Other threads put events into the inbox: messages of the
-shared log, its bounds, the wish to lead, and the passing of time. The thread of the shard takes
+shared log, its bounds, the request to lead, and the passing of time. The thread of the shard takes
 them between two commits, or while `commit` waits until its record has counted.
 
 Invariants:
@@ -89,7 +89,7 @@ class _Message:
 
 
 class _Claim:
-    """The wish to lead."""
+    """This site asks for the lead."""
 
 
 class _Tick:

@@ -118,19 +118,19 @@ def choose(current: frozenset[str], count: int, facts: Facts) -> frozenset[str]:
 
 
 def _burden(site: str, kept: Collection[str], facts: Facts) -> tuple[bool, int, bool, int, str]:
-    """Return how little a site is wanted beside others: one that cannot lead, then one in a crowded
+    """Return how little a site is wanted beside others: one that cannot lead, then one in a full
     zone, is wanted least.
     """
     return (
         not facts.leads(site),
-        _crowd(site, kept, facts),
+        _neighbours(site, kept, facts),
         site not in facts.alive,
         facts.replicas.get(site, 0),
         site,
     )
 
 
-def _crowd(site: str, kept: Collection[str], facts: Facts) -> int:
+def _neighbours(site: str, kept: Collection[str], facts: Facts) -> int:
     """Return how many other sites of the same zone are kept."""
     zone = facts.zone(site)
     return sum(facts.zone(each) == zone for each in kept if each != site)
@@ -141,9 +141,9 @@ def _improve(kept: list[str], facts: Facts) -> None:
     best: tuple[int, int, str, str] | None = None
     for old in kept:
         rest = [site for site in kept if site != old]
-        crowd, load = _crowd(old, rest, facts), facts.replicas.get(old, 0)
+        beside, load = _neighbours(old, rest, facts), facts.replicas.get(old, 0)
         for new in facts.candidates(kept):
-            spread = _crowd(new, rest, facts) - crowd
+            spread = _neighbours(new, rest, facts) - beside
             relief = facts.replicas.get(new, 0) - load
             if spread < 0 or (spread == 0 and relief <= -UNBALANCED):
                 best = min(best or (spread, relief, old, new), (spread, relief, old, new))
