@@ -233,6 +233,20 @@ def test_a_deposed_leader_does_not_answer_reads_with_old_data(three: Three) -> N
     assert three.databases["a"].get("t") == b"new"
 
 
+def test_a_deposed_leader_does_not_refuse_because_of_old_data(three: Three) -> None:
+    three.lead("a")
+    write(three.databases["a"], "t", b"old")
+    with three.logs.lock:
+        three.sites["a"].attached.pop(KEY)
+    three.lead("b")
+    write(three.databases["b"], "t", b"new")
+    transaction = three.databases["a"].transaction(timeout=0.2)
+    transaction.require_present("t", value=b"new")
+    transaction.write("u", b"1")
+    with pytest.raises(OutcomeUnknownError):
+        transaction.commit()
+
+
 def test_a_transaction_id_is_committed_once_over_a_failover(three: Three) -> None:
     three.lead("a")
 

@@ -5,8 +5,8 @@
     python -m tests.simulation.broken_transactions
 
 Three rules are not here, because no seed is known that finds them: a term ends only the attempts of
-earlier terms (a unit test holds it); a read-only commit waits until it is certain that its site
-leads (tests/integration/test_replicated_maps.py holds it); so does a refusal.
+earlier terms (a unit test holds it); a read-only commit and a refusal wait until it is certain that
+their site leads (tests/integration/test_replicated_maps.py holds both).
 """
 
 from __future__ import annotations
