@@ -589,7 +589,7 @@ class TransactionWorld(World):
         rng_plan = World(seed).plan
         # One record under way, as of every key-value shard. An intact log.
         plan: Plan = replace(rng_plan, window=1, damage="", publishers=1)
-        super().__init__(seed, kit=Kit(site=site), plan=plan)  # type: ignore[arg-type]
+        super().__init__(seed, kit=Kit(site=site), plan=plan)
         self.publishers = {}
         self.submitted: dict[str, tuple[str, dict[bytes, str], Operations]] = {}
         self.model = State()
