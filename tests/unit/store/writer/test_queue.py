@@ -12,7 +12,7 @@ from threading import Event, Thread
 
 import pytest
 
-from siltstone.clock import ManualClock, SystemClock
+from siltstone.clock import Clock, ManualClock, SystemClock
 from siltstone.errors import (
     ClosedError,
     OutcomeUnknownError,
@@ -509,6 +509,40 @@ def test_nobody_is_left_waiting_when_the_thread_ends_by_a_mistake(
     assert [record.getMessage() for record in caplog.records] == ["shard_failed"]
 
 
+def test_a_call_that_waits_for_room_is_told_when_the_thread_ends_by_a_mistake() -> None:
+    began, go = Event(), Event()
+
+    class Failing(Notes):
+        def commit(self, batch: list[Note]) -> list[Outcome | Exception | None]:
+            began.set()
+            go.wait()
+            raise ZeroDivisionError("on purpose")
+
+    # After the first commit is taken, the second call still needs the room of the third.
+    notes = Failing(flush_settings=Control(pending_bytes_max=10), batch_items_max=1)
+    found: list[str] = []
+
+    def wait() -> None:
+        try:
+            submit(writer, Note("c", 8))
+        except SiltstoneError as exc:
+            found.append(type(exc).__name__)
+
+    with writing(notes) as writer:
+        with held(writer):
+            submit(writer, first := Note("a", 5), second := Note("b", 5))
+        began.wait()
+        waiting = Thread(target=wait)
+        waiting.start()
+        deadline = time.monotonic() + 10
+        while not writer._waits_for_room:  # noqa: SLF001 - nothing else shows it
+            assert time.monotonic() < deadline
+        go.set()
+        waiting.join(10)
+        assert found == ["PoisonedError"]
+        assert outcomes(first, second) == ["OutcomeUnknownError", "PoisonedError"]
+
+
 def test_a_call_that_comes_while_the_thread_fails_is_told_of_the_failure() -> None:
     late = Note("late")
 
@@ -669,7 +703,12 @@ class TestCommitsOnTheThreadOfTheCaller:
         finally:
             writer.close()
 
-    def test_maintenance_follows_the_last_commit_of_a_burst(self) -> None:
+    @pytest.mark.parametrize("moves", [True, False])
+    def test_maintenance_follows_the_last_commit_of_a_burst(self, moves: bool) -> None:
+        stopped = ManualClock()
+        stopped.advance(1)
+        # With a clock that stands still, all commits are of one moment.
+        clock: Clock = SystemClock() if moves else stopped
         seen: list[int] = []
         looked = Event()
 
@@ -679,12 +718,17 @@ class TestCommitsOnTheThreadOfTheCaller:
                 if len(self.commits) == 3:
                     looked.set()
 
-        with writing(Looking()) as writer:
-            writer.start()
-            for name in ("a", "b", "c"):
-                lent(writer, Note(name))
-            # Nothing is due later, so the thread would sleep for ever.
-            assert looked.wait(10), seen
+        writer: ShardWriter[Note] = ShardWriter("test", 7, Looking(), clock)
+        writer.start()
+        for name in ("a", "b", "c"):
+            lent(writer, Note(name))
+        # Nothing is due later, so the thread would sleep for ever.
+        assert looked.wait(10), seen
+        # From now on it does.
+        deadline = time.monotonic() + 10
+        while writer._idle_delay() is not None:  # noqa: SLF001 - nothing else shows it
+            assert time.monotonic() < deadline, seen
+        writer.close()
 
     def test_a_failed_commit_stops_the_writer(self) -> None:
         class Failing(Notes):
@@ -712,6 +756,46 @@ class TestCommitsOnTheThreadOfTheCaller:
             with pytest.raises(PoisonedError):
                 submit(writer, Note("b"))
         assert "shard_failed" in caplog.text
+
+    def test_an_internal_error_is_told_though_no_maintenance_is_due(self) -> None:
+        notes = Notes()
+        # The clock stands still, so the maintenance after the first commit is not due yet.
+        writer: ShardWriter[Note] = ShardWriter("test", 7, notes, ManualClock())
+        writer.start()
+        lent(writer, Note("a"))
+        lent(writer, Note("b"))
+        notes.mistake = ZeroDivisionError("on purpose")
+        lent(writer, call := Note("c"))
+        assert outcomes(call) == ["OutcomeUnknownError"]
+        writer.close()
+
+    def test_a_thread_that_wakes_up_meanwhile_gets_the_layout_back(self) -> None:
+        began, go = Event(), Event()
+
+        class Slow(Notes):
+            def commit(self, batch: list[Note]) -> list[Outcome | Exception | None]:
+                if batch[0].name == "slow":
+                    began.set()
+                    go.wait()
+                return super().commit(batch)
+
+        notes = Slow(idle=0.05)
+        writer: ShardWriter[Note] = ShardWriter("test", 7, notes, ManualClock())
+        writer.start()
+        lent(writer, Note("a"))
+        caller = Thread(target=lent, args=(writer, Note("slow")))
+        notes.idle = 0.05
+        caller.start()
+        began.wait()
+        deadline = time.monotonic() + 10
+        while not writer._wants_back:  # noqa: SLF001 - nothing else shows it
+            assert time.monotonic() < deadline, "the time of the maintenance has not come"
+        go.set()
+        caller.join()
+        submit(writer, call := Note("next"))
+        assert outcomes(call) == ["stored"]
+        writer.close()
+        assert notes.commits == [["a"], ["slow"], ["next"]]
 
     def test_an_interrupt_does_not_keep_the_layout(self) -> None:
         class Interrupted(Notes):

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from siltstone.errors import StorageFullError
 from siltstone.fs.memory import MemoryFileSystem
+from siltstone.store.log.compact import rewrite as rewrite_module
 from siltstone.store.log.compact.encode import UnfitError
 from siltstone.store.log.compact.rewrite import rewrite_segment
 from siltstone.store.log.read.pieces import Row
@@ -21,14 +24,14 @@ from siltstone.store.segment.segment import open_segment
 from siltstone.store.segment.sift import index_path
 from siltstone.store.writer.producers import ProducerTable, producer_key
 from siltstone.topic.structure import Structure
-from tests.support.builders import PATH, World, begun, call_of
+from tests.support.builders import PATH, World, begun, call_of, call_on, reopened
 
 TARGET = PATH / "work.seg"
 
 
 def sealed(*calls: list[Row], world: World, gap: int = 0) -> SegmentHandle:
     """Return a sealed segment with a frame for each call, and unused serials at its end."""
-    committer = begun(world)
+    committer = begun(world, segment_bytes=4 << 20)
     for rows in calls:
         committer.commit([call_of(*rows)])
     committer.next_serial += gap
@@ -67,6 +70,80 @@ def test_unused_serials_behind_the_last_row_are_in_a_frame() -> None:
     source = sealed([Row("a", b"1")], [Row("a", b"2")], world=world, gap=5)
     rewrite_segment(world.fs, source.path, TARGET)
     assert kinds(world) == [(STATE, 0, 0), (ROWS, 0, 2), (STATE, 7, 0)]
+
+
+@pytest.mark.parametrize("size", [1, 70_000])
+def test_a_new_frame_has_whole_old_frames_up_to_its_limit_of_rows(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(rewrite_module, "FRAME_ROWS", 4)
+    world = World()
+    calls = [[Row("a", bytes(size))] * rows for rows in (2, 2, 1, 5, 1, 3, 1)]
+    source = sealed(*calls, world=world)
+    rewrite_segment(world.fs, source.path, TARGET)
+    assert kinds(world) == [
+        (STATE, 0, 0),
+        (ROWS, 0, 4),
+        (ROWS, 4, 1),
+        # One old frame may have more rows.
+        (ROWS, 5, 5),
+        (ROWS, 10, 4),
+        (ROWS, 14, 1),
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 70_000])
+def test_a_new_frame_has_whole_old_frames_up_to_its_limit_of_bytes(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    world = World()
+    source = sealed(*[[Row("a", bytes(size))]] * 5, [Row("a", bytes(4 * size + 400))], world=world)
+    index = source.segment().index
+    length = int(index.positions[3] - index.positions[2])
+    monkeypatch.setattr(rewrite_module, "_FRAME_BYTES", 2 * length + length // 2)
+    rewrite_segment(world.fs, source.path, TARGET)
+    assert kinds(world) == [
+        (STATE, 0, 0),
+        (ROWS, 0, 2),
+        (ROWS, 2, 2),
+        (ROWS, 4, 1),
+        # One old frame may have more bytes.
+        (ROWS, 5, 1),
+    ]
+
+
+def test_rows_before_a_state_frame_stay_before_it() -> None:
+    world = World()
+    committer = begun(world)
+    committer.commit([call_of(Row("a", b"1"))])
+    committer.commit([call_on("a", sync=False)])
+    assert isinstance(world.fs, MemoryFileSystem)
+    world.fs = world.fs.crash_clone()
+    committer, _ = reopened(world)
+    serial = committer.next_serial
+    assert serial > 1
+    committer.commit([call_of(Row("a", b"2"))])
+    committer.commit([call_of(Row("a", b"3"))])
+    committer.seal(*committer.state())
+    rewrite_segment(world.fs, committer.slab.chain.handles[-1].path, TARGET)
+    assert kinds(world) == [(STATE, 0, 0), (ROWS, 0, 1), (STATE, serial, 0), (ROWS, serial, 2)]
+
+
+@pytest.mark.parametrize(("frames_between", "syncs"), [(1, 4), (2, 2), (100, 0)])
+def test_it_syncs_while_it_writes(
+    monkeypatch: pytest.MonkeyPatch, frames_between: int, syncs: int
+) -> None:
+    monkeypatch.setattr(rewrite_module, "FRAME_ROWS", 1)
+    world = World()
+    rng = Random(1)
+    source = sealed(*[[Row("a", rng.randbytes(9_000))] for _ in range(4)], world=world)
+    # A frame has 9,000 bytes and a head, and the state has less.
+    monkeypatch.setattr(rewrite_module, "_SYNC_BYTES", 9_000 * frames_between)
+    assert isinstance(world.fs, MemoryFileSystem)
+    before = len(world.fs.operations)
+    rewrite_segment(world.fs, source.path, TARGET)
+    # The last one is that of the whole file.
+    assert world.fs.operations[before:].count(f"sync {TARGET}") == syncs + 1
 
 
 def test_segment_and_index_survive_a_power_cut_as_soon_as_it_returns() -> None:
