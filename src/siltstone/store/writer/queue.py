@@ -281,7 +281,9 @@ class ShardWriter(Generic[C]):
             self._is_lent = False
             self._mistake = mistake
             self._note_duration(began, ended)
-            if ended - self._upkeep_at >= _UPKEEP_SECONDS:
+            # A thread that does not look again by itself would leave the maintenance after this
+            # commit to the next one, which may come much later.
+            if ended - self._upkeep_at >= _UPKEEP_SECONDS or not self._looks_again:
                 self._upkeep_at = ended
                 self._upkeep_due = self._looks_again = True
             else:

@@ -730,6 +730,25 @@ class TestCommitsOnTheThreadOfTheCaller:
             assert time.monotonic() < deadline, seen
         writer.close()
 
+    def test_maintenance_follows_a_commit_right_after_the_last_maintenance(self) -> None:
+        looks: list[int] = []
+
+        class Looking(Notes):
+            def look_after(self) -> None:
+                looks.append(len(self.commits))
+
+        clock = ManualClock()
+        clock.advance(1)
+        writer: ShardWriter[Note] = ShardWriter("test", 7, Looking(), clock)
+        writer.start()
+        for count in (1, 2, 3):
+            lent(writer, Note("a"))
+            deadline = time.monotonic() + 10
+            # The last maintenance is over, and none is due.
+            while looks[-1:] != [count] or writer._idle_delay() is not None:  # noqa: SLF001
+                assert time.monotonic() < deadline, looks
+        writer.close()
+
     def test_a_failed_commit_stops_the_writer(self) -> None:
         class Failing(Notes):
             def commit(self, batch: list[Note]) -> list[Outcome | Exception | None]:
