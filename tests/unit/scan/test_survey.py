@@ -8,6 +8,7 @@ from siltstone.errors import NotFoundError, SlabDroppedError, UsageError
 from siltstone.scan.portion import Portion, Readable
 from siltstone.scan.survey import (
     PlanReport,
+    beyond,
     choose,
     opened,
     plan_batch,
@@ -129,6 +130,12 @@ def test_offsets_bound_a_plan(
 ) -> None:
     world = world_of(("a", "b"), ("c",), ("d", "e"))
     assert serials(world, starting=Position(starting), ending=Position(ending)) == expected
+
+
+@pytest.mark.parametrize(("serial", "lost"), [(2, []), (3, []), (4, [range(3, 4)])])
+def test_a_position_one_row_ahead_of_the_store_is_a_loss(serial: int, lost: list[range]) -> None:
+    extent = SlabExtent(slab=SlabId(0, 1), serials=range(3), since_us=0, until_us=None)
+    assert [loss.serials for loss in beyond({0: serial}, [extent])] == lost
 
 
 def test_who_asks_for_everything_gets_what_is_left() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from siltstone.errors import UsageError
 from siltstone.fs.paths import StorePaths
+from siltstone.fs.publish import create_directories
 from siltstone.store.database import Database
 from siltstone.store.log.compact.rewrite import Rewritten, rewrite_segment
 from siltstone.store.log.read.pieces import Row
@@ -46,6 +47,24 @@ def test_segments_that_are_sealed_and_scattered_are_jobs_the_newest_first() -> N
         assert [info.compacted for info in database.slabs()] == [1, 1, 0, 0]
     with world.database() as database:
         assert database.compaction.jobs() == []
+
+
+def test_a_file_that_a_crash_left_is_in_the_way_of_nothing() -> None:
+    world = World()
+    with world.database() as database:
+        fill(database)
+        database.seal()
+        (job,) = database.compaction.jobs()
+        for path in (job.target, index_path(job.target)):
+            create_directories(world.fs, path.parent)
+            with world.fs.create(path) as file:
+                file.write(b"left")
+        assert database.compaction.run(job) is not None
+        assert left_over(world) == []
+        with world.fs.create(job.target) as file:
+            file.write(b"left again")
+    with world.database() as database:
+        assert left_over(world) == []
 
 
 def test_a_slab_that_is_dropped_during_the_work_is_gone() -> None:
