@@ -102,8 +102,12 @@ class SnapshotLoad:
                 )
 
     def finish(self) -> None:
-        """End the last session, and start the delays of the wills."""
+        """End the last session, and start the delays of the wills.
+
+        What stays on disk is written before, because a will that is due is read at once.
+        """
         self._end()
+        self._contents.flush()
         for session, will, spilled in self._wills:
             self._broker.wills.leave(session, will, self._now, spilled)
 

@@ -321,7 +321,6 @@ def load_state(
     try:
         loaded = keeper.load(revival, contents, allow_empty=allow_empty)
         revival.finish()
-        contents.flush()
         # Later collections skip these objects too.
         gc.freeze()
     except MemoryError as exc:

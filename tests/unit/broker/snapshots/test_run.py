@@ -420,6 +420,17 @@ def test_messages_in_flight_beyond_the_memory_are_sent_again_whole(
     ]
 
 
+def test_a_will_beyond_the_memory_whose_time_passed_meanwhile_is_published_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    payload = b"gone" * 250
+    due_us = ManualClock().now_us() - 20_000_000
+    will = WaitingWill(topic=b"w", payload=payload, flags=1, properties=b"", due_us=due_us)
+    watching = (session("watcher"), subscription("w"))
+    core = reloaded([*watching, session("c"), will], 0, caplog)
+    assert [each.payload for each in publishes(come_back(core, "watcher"))] == [payload]
+
+
 def test_wills_beyond_the_memory_are_published_whole(caplog: pytest.LogCaptureFixture) -> None:
     payload = b"gone" * 250
     due_us = ManualClock().now_us() + 20_000_000
