@@ -38,12 +38,10 @@ class MemoryCore(Core):
 
     def load(self, records: Iterable[Record], contents: BoundedContents | None = None) -> None:
         """Load the state of another core."""
-        contents = contents or in_memory()
-        revival = SnapshotLoad(self.broker, contents)
+        revival = SnapshotLoad(self.broker, contents or in_memory())
         for record in records:
             revival.apply(record)
         revival.finish()
-        contents.flush()
         self.run()
 
     def restarted(
