@@ -47,7 +47,8 @@ class CompactedTable(FrameTable):
 
     def __init__(self, segment: Segment, position: int, header: FrameHeader) -> None:
         """Decompress the first block. The caller has checked the frame. Raises: CorruptionError."""
-        self._segment = segment
+        # Not the segment, which holds its open frames: it would only go in a garbage collection.
+        self._path = segment.path
         self._place = position
         view = segment.view[position + HEADER_BYTES : position + header.length]
         try:
@@ -157,7 +158,7 @@ class CompactedTable(FrameTable):
         try:
             self._fill(np.flatnonzero(wanted).tolist())
         except FrameFormatError as exc:
-            raise CorruptionError(str(exc), path=self._segment.path, offset=self._place) from exc
+            raise CorruptionError(str(exc), path=self._path, offset=self._place) from exc
 
     def _fill(self, numbers: Sequence[int]) -> None:
         # Two threads may fill a block at the same time, with the same bytes.
@@ -203,15 +204,22 @@ class OpenFrames:
     def keep(self, segment: Segment, number: int, table: CompactedTable) -> None:
         """Keep a frame open; close the oldest ones if they need too much memory."""
         with self._lock:
-            if number in segment.opened:
-                return
-            segment.opened[number] = table
-            self._held.append((ref(segment), number))
-            while len(self._held) > _OPEN_MAX or self._bytes() > self._bytes_max:
-                oldest, place = self._held.popleft()
-                owner = oldest()
-                if owner is not None:
-                    owner.opened.pop(place, None)
+            if number not in segment.opened:
+                segment.opened[number] = table
+                self._held.append((ref(segment), number))
+            self._trim()
+
+    def grown(self) -> None:
+        """Close the oldest frames if the values that were read since need too much memory."""
+        with self._lock:
+            self._trim()
+
+    def _trim(self) -> None:
+        while len(self._held) > _OPEN_MAX or self._bytes() > self._bytes_max:
+            oldest, place = self._held.popleft()
+            owner = oldest()
+            if owner is not None:
+                owner.opened.pop(place, None)
 
     def _bytes(self) -> int:
         """Return the memory of all frames; it grows when their values are read."""
@@ -251,8 +259,12 @@ def compacted_frames(
         if isinstance(found, CompactedTable):
             if opened is not None:
                 opened.keep(segment, number, found)
-            else:
-                # A reader that stops here probably goes on with this frame.
-                segment.kept = number, found
+                held_bytes = found.held_bytes
+                yield found
+                if found.held_bytes > held_bytes:
+                    opened.grown()
+                continue
+            # A reader that stops here probably goes on with this frame.
+            segment.kept = number, found
         yield found
     segment.kept = None
