@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePath
+from threading import Event
 
 import pyarrow as pa
 import pytest
@@ -13,9 +15,12 @@ from deltalake.exceptions import DeltaError
 
 import siltstone
 from siltstone.clock import ManualClock
+from siltstone.errors import RetryError
 from siltstone.fs.api import FileSystem
-from siltstone.fs.faulty import Fault, FaultyFileSystem, Operation
+from siltstone.fs.faulty import Fault, FaultyFileSystem, Operation, Pause
+from siltstone.fs.memory import PowerCut
 from siltstone.fs.posix import PosixFileSystem
+from siltstone.pipeline.jobs.upkeep import remove_unused
 from siltstone.pipeline.lake.delta import (
     OpenTables,
     add_files,
@@ -23,6 +28,7 @@ from siltstone.pipeline.lake.delta import (
     last_batch,
     replace_files,
     replace_merged,
+    restore_version,
     shorten_log,
     stored_files,
     swap_files,
@@ -41,7 +47,7 @@ from tests.support.builders import settings_of
 from tests.support.lake import DATABASE, lake_of, tier_all
 
 Step = tuple[Operation, PurePath]
-DRAFT = "siltstone.tmp"
+DRAFT = ".tmp"
 
 
 class Recorder(FaultyFileSystem):
@@ -104,8 +110,9 @@ def test_files_and_their_directories_are_synced_before_the_ledger_closes(path: P
         table = named.parents[len(named.relative_to(lake_of(path)).parts) - 2]
         above = fs.place("sync_directory", named.parent.parent, after=0)
         log = table / "_delta_log"
-        drafted = fs.place("sync", log / DRAFT, after=listed)
-        committed = fs.place("link", log / f"{1:020}.json", after=drafted)
+        committed = fs.place("link", log / f"{1:020}.json", after=listed)
+        operation, draft = fs.steps[committed - 2]
+        assert (operation, draft.parent, draft.suffix) == ("sync", log, DRAFT)
         assert max(above, fs.place("sync_directory", log, after=committed)) < closed
 
 
@@ -198,10 +205,12 @@ def synced_for_good(fs: Recorder, table: Path) -> set[str]:
     linked = {
         named.name
         for place, (operation, named) in enumerate(steps)
-        if operation == "link" and steps[place - 2] == ("sync", log / DRAFT)
+        if operation == "link"
+        and steps[place - 2][0] == "sync"
+        and steps[place - 2][1].suffix == DRAFT
     }
     synced = {named.name for operation, named in steps if operation == "sync"}
-    return linked | synced - {DRAFT}
+    return linked | {name for name in synced if not name.endswith(DRAFT)}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -243,6 +252,85 @@ def test_a_batch_does_not_replace_the_commit_of_another_program(tmp_path: Path) 
     assert (delta.version(), delta.transaction_version("one")) == (3, 2)
     assert [commit["operation"] for commit in delta.history()][:2] == ["WRITE", "SET TBLPROPERTIES"]
     assert sorted(Path(file).name for file in delta.file_uris()) == ["first", "second"]
+
+
+def test_two_writers_of_one_version_leave_two_whole_commits(tmp_path: Path) -> None:
+    """Rollups of two streams may add to one table: both have a draft at the same time."""
+    table = tmp_path / "t"
+    daily(PosixFileSystem(), table)
+    commit = partial(add_files, clock=ManualClock(), table=table, batch=1, offsets={})
+    has_draft, go_on = Event(), Event()
+
+    def hold() -> None:
+        has_draft.set()
+        assert go_on.wait(60)
+
+    slow, fast = FaultyFileSystem(PosixFileSystem()), FaultyFileSystem(PosixFileSystem())
+    slow.pause(Pause(operation="write", path_suffix=DRAFT, until=hold))
+    slow_files = [made_file(table, "slow", 2.0)]
+    started: list[Future[None]] = []
+
+    def start() -> None:
+        started.append(pool.submit(commit, slow, files=slow_files, application="slow"))
+        assert has_draft.wait(60)
+
+    fast.pause(Pause(operation="sync", path_suffix=DRAFT, until=start))
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            commit(fast, files=[made_file(table, "fast", 1.0)], application="fast")
+            text = (table / "_delta_log" / f"{1:020}.json").read_text()
+        finally:
+            go_on.set()
+        started[0].result()
+    assert '"appId": "fast"' in text
+    delta = DeltaTable(str(table))
+    assert sorted(Path(file).name for file in delta.file_uris()) == ["fast", "slow"]
+    assert (delta.version(), delta.transaction_version("slow")) == (2, 1)
+    assert not list((table / "_delta_log").glob(f"*{DRAFT}"))
+
+
+def test_a_draft_of_a_killed_process_goes_with_the_files_of_no_version(tmp_path: Path) -> None:
+    clock, table = ManualClock(), tmp_path / "t"
+    fs, log = PosixFileSystem(), table / "_delta_log"
+    daily(fs, table)
+    killed = FaultyFileSystem(fs)
+    killed.operations_left = 3
+    files = [made_file(table, "first", 1.0)]
+    with pytest.raises(PowerCut):
+        add_files(killed, clock, table, files, application="one", batch=1, offsets={})
+    assert len(list(log.glob(f"*{DRAFT}"))) == 1
+    # It may be one of a running process.
+    clock.advance(2 * 3600)
+    remove_unused(fs, clock, tmp_path, "t", hours=3)
+    assert len(list(log.glob(f"*{DRAFT}"))) == 1
+    clock.advance(2 * 3600)
+    remove_unused(fs, clock, tmp_path, "t", hours=3)
+    assert not list(log.glob(f"*{DRAFT}"))
+    assert (log / f"{0:020}.json").exists()
+
+
+def test_a_batch_that_a_killed_process_has_committed_is_synced_by_the_next(tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    fs = Recorder()
+    daily(fs, table)
+    files = [made_file(table, "first", 1.0)]
+    add = partial(add_files, fs, ManualClock(), table, files, application="one", batch=1)
+    add(offsets={})
+    fs.steps.clear()
+    add(offsets={})
+    assert f"{1:020}.json" in synced_for_good(fs, table)
+
+
+@pytest.mark.parametrize("left", ["_last_checkpoint", f"{1:020}.checkpoint.parquet"])
+def test_a_table_that_has_lost_its_commits_does_not_begin_again(tmp_path: Path, left: str) -> None:
+    table = tmp_path / "t"
+    fs = Recorder()
+    daily(fs, table)
+    log = table / "_delta_log"
+    (log / f"{0:020}.json").rename(log / left)
+    with pytest.raises(RetryError):
+        daily(fs, table)
+    assert [file.name for file in log.iterdir()] == [left]
 
 
 def test_a_table_with_newer_features_gets_its_commits_from_delta_rs(tmp_path: Path) -> None:
@@ -295,7 +383,8 @@ def test_a_checkpoint_is_durable_before_a_commit_is_removed(tmp_path: Path) -> N
     assert sorted(file.name for file in log.glob("*.json")) == kept[3:]
 
 
-def test_a_swap_leaves_no_checkpoint_that_is_not_durable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["swap", "restore"])
+def test_a_change_leaves_no_checkpoint_that_is_not_durable(tmp_path: Path, change: str) -> None:
     """delta-rs writes a checkpoint after each 100 commits unless it is told not to."""
     table = tmp_path / "t"
     fs = Recorder()
@@ -303,7 +392,10 @@ def test_a_swap_leaves_no_checkpoint_that_is_not_durable(tmp_path: Path) -> None
     for batch in range(1, 98):
         add_one(fs, table, batch)
     for number in range(1, 5):
-        swap_all(fs, table, number)
+        if change == "swap":
+            swap_all(fs, table, number)
+        else:
+            restore_version(fs, table, number, transaction=("one", 1))
     assert DeltaTable(str(table)).version() == 101
     made = {file.name for file in (table / "_delta_log").iterdir() if file.suffix != ".json"}
     assert made <= synced_for_good(fs, table)

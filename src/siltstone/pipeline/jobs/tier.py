@@ -385,7 +385,7 @@ class TierJob:
             # A table that was overwritten can be restored only while its old files exist.
             refuse_overwritten(self._fs, self.lake, [name], self._opened)
             shorten_log(self._fs, self.lake / name, hours=hours, opened=self._opened)
-            remove_unused(self._fs, self.lake, name, hours=hours, opened=self._opened)
+            remove_unused(self._fs, self._clock, self.lake, name, hours=hours, opened=self._opened)
             swept.append(name)
         return swept
 

@@ -34,6 +34,7 @@ from siltstone.pipeline.lake.files import MadeFile
 from siltstone.pipeline.lake.ledger import LEDGER, lake_directory, read_ledger
 from siltstone.pipeline.lake.merge import FILE_BYTES, MergeTask, choose_merges, merge_files
 from siltstone.pipeline.lake.names import FILE_COLUMNS, PARTITION_COLUMNS
+from siltstone.pipeline.lake.tables.commits import remove_drafts
 from siltstone.pipeline.lake.tables.rewrite import read_rewrites
 from siltstone.scan.survey import find_database
 from siltstone.store.directory import Store
@@ -238,19 +239,20 @@ def vacuum_lake(
     Raises: RetryError, CorruptionError if another program has overwritten a table of rows; its old
     files are needed to restore it.
     """
-    fs = PosixFileSystem()
+    fs, clock = PosixFileSystem(), SystemClock()
     lake = lake_of(fs, path, database)
     with locked_files(fs, lake):
         refuse_open_rewrite(fs, lake)
         refuse_overwritten(fs, lake)
         return {
-            name: remove_unused(fs, lake, name, hours=hours, dry_run=dry_run)
+            name: remove_unused(fs, clock, lake, name, hours=hours, dry_run=dry_run)
             for name in list_tables(fs, lake)
         }
 
 
 def remove_unused(
     fs: FileSystem,
+    clock: Clock,
     lake: PurePath,
     table: str,
     *,
@@ -268,9 +270,12 @@ def remove_unused(
         for name in unused_files(lake / table, hours=hours, opened=opened)
         if (batch_of(name) or 0) <= ended
     ]
-    for name in () if dry_run else unused:
+    if dry_run:
+        return unused
+    for name in unused:
         with suppress(NotFoundError):
             fs.remove(lake / table / name)
+    remove_drafts(fs, lake / table, before_ms=clock.now_us() // 1000 - max(hours, 1) * 3_600_000)
     return unused
 
 

@@ -48,6 +48,8 @@ from siltstone.pipeline.lake.tables.rewrite import Change, read_rewrites
 
 _DRAWN: Final = re.compile("\x1b\\[[0-9;]*m|↳")
 _LAST_CHECKPOINT: Final = "_last_checkpoint"
+# A log whose commits are lost may still have a checkpoint: its table is damaged, not absent.
+_OF_TABLE: Final = re.compile(rf".*\.json|{_LAST_CHECKPOINT}|.*\.checkpoint.*\.parquet")
 _PARQUET_END: Final = b"PAR1"
 # delta-rs writes a checkpoint after some commits, and removes commits, but syncs nothing. After a
 # power cut, a table with an empty checkpoint cannot be opened.
@@ -202,9 +204,9 @@ def present_tables(fs: FileSystem, lake: PurePath) -> list[str]:
 
 
 def has_table(fs: FileSystem, table: PurePath) -> bool:
-    """Return whether a table exists, which means that it has a first commit."""
+    """Return whether a table exists, which means that it has a commit or a checkpoint."""
     log = table / LOG
-    return fs.exists(log) and any(entry.name.endswith(".json") for entry in fs.scan_entries(log))
+    return fs.exists(log) and any(_OF_TABLE.fullmatch(entry.name) for entry in fs.scan_entries(log))
 
 
 def ensure_table(
@@ -314,6 +316,9 @@ def add_files(
             tables.keep_head(table, application, head)
             if version - (_checkpointed(fs, table) or 0) >= _CHECKPOINT_EVERY:
                 _write_checkpoint(fs, table, tables(table))
+            return
+    # A killed process may have committed the batch without syncing it.
+    sync_log(fs, table)
 
 
 def replace_files(fs: FileSystem, clock: Clock, table: PurePath, files: Sequence[MadeFile]) -> None:
@@ -574,7 +579,7 @@ def restore_version(
         delta = opened(table)
         known = delta.version()
         if (delta.transaction_version(application) or 0) >= number:
-            delta.restore(version)
+            delta.restore(version, post_commithook_properties=_NO_CHECKPOINT)
         _sync_commits(fs, table, delta, known)
 
 

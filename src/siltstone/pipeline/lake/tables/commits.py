@@ -5,13 +5,16 @@
     {"txn": {"appId": "siltstone-…", "version": 1}}
 
 delta-rs costs some milliseconds for each commit, and a batch has one for each table. A commit is
-written under another name, synced, and linked to its own: it is durable and whole when a reader
-sees it, and it never replaces a commit of another program.
+written under another name, synced, and linked to its own name. So a reader sees all of it or
+nothing, and it never replaces the commit of another program. It is durable when the directory is
+synced, which is before the ledger closes the batch.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePath
@@ -21,13 +24,14 @@ from uuid import uuid4
 from siltstone.clock import Clock
 from siltstone.errors import ExistsError, SiltstoneError
 from siltstone.fs.api import FileSystem
-from siltstone.fs.publish import create_directories
+from siltstone.fs.publish import TEMPORARY_SUFFIX, create_directories, remove_file
 from siltstone.pipeline.lake.files import MadeFile
 from siltstone.version import __version__
 
 LOG: Final = "_delta_log"
-# One process at a time adds to a lake, and holds its lock, so one name is enough.
-_DRAFT: Final = "siltstone.tmp"
+# Rollups add to a table without the lock of the lake, so each draft has a name of its own: its time
+# in milliseconds, and a random part.
+_DRAFT: Final = re.compile(rf"([0-9]{{13,}})-[0-9a-f]{{16}}{re.escape(TEMPORARY_SUFFIX)}")
 # The newest version of the protocol whose commits need no other entries than those here.
 READER: Final = 1
 WRITER: Final = 2
@@ -47,6 +51,7 @@ def create_log(
     create_directories(fs, table / LOG)
     return _write(
         fs,
+        now_ms,
         commit_path(table, 0),
         [
             {"commitInfo": _about(now_ms, "CREATE TABLE", {"mode": "Ignore"})},
@@ -80,6 +85,7 @@ def commit_files(
     application, number = transaction
     return _write(
         fs,
+        now_ms,
         commit_path(table, version),
         [
             {"commitInfo": _about(now_ms, "WRITE", {"mode": "Append"}) | dict(about)},
@@ -110,19 +116,26 @@ def _about(now_ms: int, operation: str, parameters: Mapping[str, str]) -> dict[s
     }
 
 
-def _write(fs: FileSystem, path: PurePath, entries: Sequence[Mapping[str, Any]]) -> bool:
+def remove_drafts(fs: FileSystem, table: PurePath, *, before_ms: int) -> None:
+    """Remove the drafts of commits that killed processes left before a time."""
+    for entry in list(fs.scan(table / LOG)):
+        if (draft := _DRAFT.fullmatch(entry.name)) and int(draft[1]) < before_ms:
+            remove_file(fs, table / LOG / entry.name)
+
+
+def _write(
+    fs: FileSystem, now_ms: int, path: PurePath, entries: Sequence[Mapping[str, Any]]
+) -> bool:
     """Write a commit durably; return False if there is one of this version."""
-    draft = path.with_name(_DRAFT)
-    if fs.exists(draft):
-        # A killed process has left it.
-        fs.remove(draft)
+    draft = path.with_name(f"{now_ms:013}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     try:
         with fs.create(draft) as file:
             file.write("".join(f"{json.dumps(entry)}\n" for entry in entries).encode())
             file.sync()
-        fs.link(draft, path)
-    except ExistsError:
-        return False
+        try:
+            fs.link(draft, path)
+        except ExistsError:
+            return False
     finally:
         # The error that is raised says more than one of the removal.
         with suppress(SiltstoneError):
