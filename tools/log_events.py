@@ -259,6 +259,10 @@ MEANINGS: Final = {
     "no data is affected.",
     "user_locked_out": "A user has failed to log in too often from an address and is locked out "
     "there for `seconds`.",
+    "waiting_lost": "Waiting messages of a session could not be read from disk and were dropped, "
+    "because later messages needed their room.",
+    "will_lost": "The payload of a will message could not be read from disk, so the will is not "
+    "published.",
     "will_not_retained": "A will message could not be retained; it was stored and delivered.",
 }
 

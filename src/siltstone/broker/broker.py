@@ -163,6 +163,7 @@ class Broker:
         self.alarms = Alarms()
         self.timers = Timers(shell.wake_at)
         self.ready = Ready(self._wake)
+        self.ready.lost = self._tell_waiting_lost
         self.router = Router()
         self.unstored = Router()
         self.router.begins_to_wait = self._look_later
@@ -183,7 +184,7 @@ class Broker:
             self.limits.pending_bytes_max,
             may_wait=self._may_wait,
         )
-        self.wills = Wills(self.timers, self._publish_will)
+        self.wills = Wills(self.timers, self._publish_will, self._lose_will)
         self.registry = Registry(
             self.limits,
             self.router,
@@ -489,6 +490,19 @@ class Broker:
         saved = saved_will(will)
         assert saved is not None
         self.publish_saved_will(session.client_id, saved, session.outbox)
+
+    def _tell_waiting_lost(self, client_id: str, error: SiltstoneError) -> None:
+        log(self.log, logging.ERROR, "waiting_lost", session=client_id, error=str(error))
+
+    def _lose_will(self, session: Session, will: Will, error: SiltstoneError) -> None:
+        log(
+            self.log,
+            logging.ERROR,
+            "will_lost",
+            session=session.client_id,
+            topic=will.topic.decode(),
+            error=str(error),
+        )
 
     def publish_saved_will(
         self, client_id: str, will: SavedWill, source: Outbox | None, settle: Settle | None = None

@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from siltstone.broker.sessions.timers import Timer, Timers
+from siltstone.errors import SiltstoneError
 from siltstone.mqtt.encode import encode_message_properties
 from siltstone.mqtt.packets import Will
 from siltstone.mqtt.publish import PublishBatch
@@ -20,9 +21,9 @@ from siltstone.session.archive.records import SavedWill
 from siltstone.session.sending.delivery import Spilled
 from siltstone.session.session import Session
 
-# The retain flag of a stored row.
-
 Publish = Callable[[Session, Will], None]
+# Hears which will is lost, because its payload cannot be read, and why.
+Lost = Callable[[Session, Will, SiltstoneError], None]
 
 
 class _Delayed(NamedTuple):
@@ -37,9 +38,10 @@ class _Delayed(NamedTuple):
 class Wills:
     """The delayed wills, by client id."""
 
-    def __init__(self, timers: Timers, publish: Publish) -> None:
+    def __init__(self, timers: Timers, publish: Publish, lost: Lost) -> None:
         self._timers = timers
         self._publish = publish
+        self._lost = lost
         self._waiting: dict[str, _Delayed] = {}
 
     def __len__(self) -> int:
@@ -51,17 +53,17 @@ class Wills:
         """Publish a will now, or after its delay; `spilled` is its payload, if that is on disk."""
         delay = will.properties.will_delay_interval or 0
         if delay == 0:
-            self._publish(session, _whole(will, spilled))
+            self._publish_whole(session, will, spilled)
             return
         timer = self._timers.at(now + delay, partial(self.fire, session.client_id))
         self._waiting[session.client_id] = _Delayed(session, will, timer, spilled)
 
-    def waiting(self, client_id: str) -> tuple[Will, float] | None:
-        """Return the delayed will of a client id, and its time."""
+    def waiting(self, client_id: str) -> tuple[Will, Spilled | None, float] | None:
+        """Return the delayed will of a client id, the place of its payload if that is on disk, and
+        its time.
+        """
         waiting = self._waiting.get(client_id)
-        return (
-            None if waiting is None else (_whole(waiting.will, waiting.spilled), waiting.timer.at)
-        )
+        return None if waiting is None else (waiting.will, waiting.spilled, waiting.timer.at)
 
     def cancel(self, client_id: str) -> None:
         """Delete the delayed will of a client that connected again."""
@@ -76,11 +78,16 @@ class Wills:
         waiting = self._waiting.pop(client_id, None)
         if waiting is not None:
             self._timers.cancel(waiting.timer)
-            self._publish(waiting.session, _whole(waiting.will, waiting.spilled))
+            self._publish_whole(waiting.session, waiting.will, waiting.spilled)
 
-
-def _whole(will: Will, spilled: Spilled | None) -> Will:
-    return will if spilled is None else replace(will, payload=spilled.read())
+    def _publish_whole(self, session: Session, will: Will, spilled: Spilled | None) -> None:
+        if spilled is not None:
+            try:
+                will = replace(will, payload=spilled.read())
+            except SiltstoneError as exc:
+                self._lost(session, will, exc)
+                return
+        self._publish(session, will)
 
 
 def saved_will(will: Will | None) -> SavedWill | None:

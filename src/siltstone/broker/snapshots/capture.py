@@ -24,7 +24,7 @@ from siltstone.broker.retained.log import Retained
 from siltstone.mqtt.encode import encode_message_properties
 from siltstone.mqtt.packets import Will
 from siltstone.rows.batch import RETAIN
-from siltstone.session.sending.delivery import NEVER, Delivery, Run
+from siltstone.session.sending.delivery import NEVER, Delivery, Run, Spilled
 from siltstone.session.sending.outbox import Outbox
 from siltstone.session.session import Session
 from siltstone.session.subscribed import Subscribed
@@ -63,7 +63,9 @@ class Shared:
 
 
 class Captured(NamedTuple):
-    """A session as it was; waiting messages are encoded later, because they do not change."""
+    """A session as it was; waiting messages and the payload of the will are read and encoded
+    later, because they do not change.
+    """
 
     client_id: str
     user: str
@@ -74,7 +76,7 @@ class Captured(NamedTuple):
     waiting: list[Delivery | Run]
     received: tuple[int, ...]
     released: tuple[int, ...]
-    will: tuple[Will, float] | None
+    will: tuple[Will, Spilled | None, float] | None
     shared: list[Shared]
 
 
@@ -211,10 +213,10 @@ class Capture:
         if captured.received or captured.released:
             yield Handshakes(received=captured.received, released=captured.released)
         if captured.will is not None:
-            will, due = captured.will
+            will, spilled, due = captured.will
             yield WaitingWill(
                 topic=will.topic,
-                payload=will.payload,
+                payload=will.payload if spilled is None else spilled.read(),
                 flags=will.qos | (RETAIN if will.retain else 0),
                 properties=encode_message_properties(will.properties),
                 due_us=self._wall_us(due),

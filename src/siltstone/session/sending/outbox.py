@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from librt.strings import BytesWriter
 
+from siltstone.errors import SiltstoneError
 from siltstone.mqtt.publish import (
     LARGE_PAYLOAD,
     PUBACK,
@@ -60,6 +61,8 @@ class Ready:
         # Called with each outbox once before it changes, and the number of times this was started.
         self.watch: Callable[[Outbox], None] | None = None
         self.epoch = 0
+        # Called with a client id if waiting messages were dropped that could not be read, and why.
+        self.lost: Callable[[str, SiltstoneError], None] | None = None
 
     def take(self) -> list[Outbox]:
         """Return the outboxes that have bytes to write, and clear the list."""
@@ -629,7 +632,12 @@ class Outbox:
 
     def _enqueue(self, delivery: Delivery) -> None:
         self.stir()
-        made_room = self._queue.add(delivery)
+        queue = self._queue
+        made_room = queue.add(delivery)
+        if queue.unreadable is not None:
+            error, queue.unreadable = queue.unreadable, None
+            if self._ready.lost is not None:
+                self._ready.lost(self.client_id, error)
         if self._queue.is_long():
             self._ready.behind = self
         if made_room and self._queue and self._may_send(self._queue.first_flags()):

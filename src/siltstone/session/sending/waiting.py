@@ -1,6 +1,7 @@
 """Messages that wait to be sent: a queue with limits, a shared budget and a drop policy.
 
 If a message does not fit, it is dropped, or the oldest messages are; dropped messages are counted.
+Messages on disk that must make room are dropped all together if they cannot be read.
 
 Invariants: a row of the store is always added and never dropped. Its owner offers no more rows than
 may wait, and counts a row as open until its delivery is complete. A message of QoS 0 takes the
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from siltstone.errors import SiltstoneError
 from siltstone.session.durable.progress import Progress
 from siltstone.session.sending.delivery import Budget, Delivery, Run
 
@@ -54,7 +56,17 @@ class _Part:
             # The places of a run are all between those of its neighbours.
             delivery.place = place
             self.messages.append(delivery)
-        behind.runs.popleft()
+        self._end_run(behind)
+
+    def drop_next(self, behind: _Behind) -> Run:
+        """Forget the first run without reading it, and return it."""
+        run = behind.runs[0]
+        self.size_bytes -= run.size_bytes
+        self._end_run(behind)
+        return run
+
+    def _end_run(self, behind: _Behind) -> None:
+        run = behind.runs.popleft()
         behind.runs_count -= run.count
         if not behind.runs:
             self.messages.extend(behind.last)
@@ -88,6 +100,8 @@ class Waiting:
         self._next_place = 0
         self._bytes = 0
         self.dropped = 0
+        # Why messages on disk were dropped that could have stayed, until the owner takes it.
+        self.unreadable: SiltstoneError | None = None
 
     def __len__(self) -> int:
         return self._rows.count() + self._acknowledged.count() + self._unacknowledged.count()
@@ -159,8 +173,7 @@ class Waiting:
             self.dropped += 1
             return False
         while not self._has_room(size, freed):
-            freed += self._remove_first(self._oldest(qos))
-            self.dropped += 1
+            freed += self._drop_first(self._oldest(qos))
         self.add_row(delivery)
         return freed > 0
 
@@ -214,7 +227,8 @@ class Waiting:
         behind = part.behind
         if behind is None:
             return list(self.messages())
-        # Sessions that have runs have no rows of the store, and QoS 0 waits for no snapshot.
+        assert not self._rows.messages, "only sessions without rows of the store have runs"
+        # QoS 0 waits for no snapshot.
         return [*part.messages, *behind.runs, *behind.last]
 
     def messages(self) -> list[Delivery]:
@@ -287,6 +301,24 @@ class Waiting:
         part.size_bytes -= size
         self._uncount(size)
         return size
+
+    def _drop_first(self, part: _Part) -> int:
+        """Drop the first message of a part; return the size of what was dropped.
+
+        If the run after it cannot be read, the run is dropped instead.
+        """
+        behind = part.behind
+        if behind is not None and len(part.messages) == 1:
+            try:
+                part.read_next(behind)
+            except SiltstoneError as exc:
+                self.unreadable = exc
+                run = part.drop_next(behind)
+                self._uncount(run.size_bytes)
+                self.dropped += run.count
+                return run.size_bytes
+        self.dropped += 1
+        return self._remove_first(part)
 
     def _uncount(self, size: int) -> None:
         self._bytes -= size

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 import pytest
 
 from siltstone.broker.snapshots.capture import Capture
+from siltstone.errors import CorruptionError
+from siltstone.fs.memory import MemoryFileSystem
 from siltstone.mqtt.packets import Disconnect, PubAck, Publish, PubRec, PubRel, Unsubscribe, Will
 from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.publish import PUBACK, PUBREC
-from siltstone.session.sending.delivery import NEVER, Delivery
+from siltstone.session.sending.delivery import NEVER, Delivery, Spilled
 from siltstone.session.sending.outbox import Outbox, Ready
 from siltstone.snapshot.format.records import (
     Handshakes,
@@ -203,6 +206,24 @@ def test_a_will_that_waits_is_taken_and_that_of_a_connected_client_is_not() -> N
             due_us=NOW_US + 20_000_000,
         ),
     ]
+
+
+def test_a_will_on_disk_is_read_when_its_record_is_written() -> None:
+    core = MemoryCore()
+    away(core, "c")
+    file = MemoryFileSystem().create(PurePath("/payloads"))
+    will = Will(topic=b"w", payload=b"", properties=Properties(will_delay_interval=20))
+    kept = core.broker.registry.sessions["c"]
+    core.broker.wills.leave(kept, will, core.broker.shell.now(), Spilled(file, 0, 4))
+    capture = Capture(core.broker)
+    captured = capture.step(1)
+    assert captured is not None
+    with pytest.raises(CorruptionError, match="the file ends before the payload does"):
+        list(capture.records(captured[0]))
+    file.write(b"gone")
+    *_, record = capture.records(captured[0])
+    assert isinstance(record, WaitingWill)
+    assert record.payload == b"gone"
 
 
 def test_only_one_capture_is_under_way() -> None:

@@ -407,6 +407,29 @@ def test_small_messages_beyond_the_memory_wait_on_disk_and_leave_in_order(
         assert payloads == [b"%d" % n for n in range(601)]
 
 
+def test_small_messages_on_disk_that_cannot_be_read_stop_no_publisher(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    core = MemoryCore(queued_messages_max=600)
+    fs = MemoryFileSystem()
+    fs.make_directory(DATA)
+    keeper = open_keeper(fs, core.clock, DATA, 2)
+    messages = [queued("a", b"%d" % n) for n in range(600)]
+    keeper.save([session("c"), subscription("a"), *messages], source=OF_BROKER)
+    contents = bounded_contents(fs, keeper.directory, 0)
+    load_state(core.broker, keeper, contents, allow_empty=False)
+    file, _ = contents.put(b"")
+    file.truncate(0)
+    publisher, watcher = core.connect("p"), core.connect("watcher")
+    watcher.subscribe("a")
+    for number in range(600, 610):
+        publisher.publish("a", str(number), 1, number)
+    assert [each.payload for each in publishes(watcher)] == [b"%d" % n for n in range(600, 610)]
+    told = [each for each in caplog.records if each.message == "waiting_lost"]
+    assert [each.__dict__["facts"]["session"] for each in told] == ["c"]
+    assert core.broker.registry.sessions["c"].outbox.dropped == 250
+
+
 def test_messages_in_flight_beyond_the_memory_are_sent_again_whole(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

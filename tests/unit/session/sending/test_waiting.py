@@ -139,6 +139,33 @@ class TestMessagesOnDisk:
         ] == [(b"t/1", b"p", 5, b"\x01\x01", 12.5), (b"t/2", b"payload", 2, b"", 0.0)]
         assert found[1].size() == spilled.size()
 
+    @pytest.mark.parametrize(
+        ("is_readable", "kept"),
+        [
+            ((False, False), b"012345"),
+            ((False, True), b"d12345"),
+            ((True, False), b"b12345"),
+        ],
+    )
+    def test_those_that_cannot_be_read_make_room_all_together(
+        self, is_readable: tuple[bool, bool], kept: bytes
+    ) -> None:
+        budget = Budget(100 * SIZE)
+        waiting = queue(messages=6, budget=budget, drop_old=True)
+        waiting.add_row(one(b"0"))
+        for pair, readable in zip((b"ab", b"cd"), is_readable, strict=True):
+            data = encode_run([one(pair[:1]), one(pair[1:])])
+            file = MemoryFileSystem().create(PurePath("/runs"))
+            if readable:
+                file.write(data)
+            waiting.add_run(Run(Spilled(file, 0, len(data)), 2, 2 * SIZE))
+        for number in range(1, 6):
+            waiting.add(one(b"%d" % number))
+            assert budget.used == len(waiting) * SIZE
+        assert b"".join(payloads(waiting)) == kept
+        assert waiting.dropped == 4
+        assert isinstance(waiting.unreadable, CorruptionError)
+
 
 def test_a_message_whose_payload_cannot_be_read_waits_on() -> None:
     budget = Budget(100 * SIZE)
