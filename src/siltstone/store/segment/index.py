@@ -113,7 +113,9 @@ class SegmentIndex:
         self.row_counts: Sequence[int] = array("I")
         self.stream_rows: dict[int, int] = {}
         self._postings: dict[int, Sequence[int]] = {}
-        # The entries of all directories: how often a frame holds a stream.
+        # The rows, which serials do not count because they may have gaps; and the entries of all
+        # directories: how often a frame holds a stream.
+        self.row_count = 0
         self.piece_count = 0
         self.verified = bytearray()
         self.words = WordIndex()
@@ -136,6 +138,7 @@ class SegmentIndex:
         row_counts.append(header.row_count)
         self.verified.append(0)
         if header.kind == ROWS:
+            self.row_count += header.row_count
             self.piece_count += len(directory)
             for stream_id, _, rows, _, _ in directory:
                 postings = self._postings.get(stream_id)
@@ -176,6 +179,7 @@ class SegmentIndex:
             assert isinstance(postings, array)
             postings.frombytes(frames[start:stop].tobytes())
             self.stream_rows[stream_id] = self.stream_rows.get(stream_id, 0) + count
+        self.row_count += int(table.row_counts.sum())
         self.piece_count += len(frames)
         self.end_position = int(table.ends[-1])
         self.next_serial = int(table.first_serials[-1] + table.row_counts[-1])
@@ -185,9 +189,11 @@ class SegmentIndex:
         """Return the numbers of the frames that hold rows of the stream, in rising order."""
         return self._postings.get(stream_id, ())
 
-    def set_frames(self, stream_id: int, frames: Sequence[int]) -> None:
-        """Set all frames of a stream; for an index that is read from its file."""
+    def set_frames(self, stream_id: int, frames: Sequence[int], rows: int) -> None:
+        """Set all frames and rows of a stream; for an index that is read from its file."""
+        self.stream_rows[stream_id] = rows
         self._postings[stream_id] = frames
+        self.row_count += rows
         self.piece_count += len(frames)
 
     def frame_at_serial(self, serial: int) -> int:
@@ -279,11 +285,12 @@ class SegmentIndex:
 
         If they are most streams of the segment, it is the average of all streams.
         """
-        if 2 * len(streams) > len(self.stream_rows):
-            return (self.next_serial - self.first_serial) // max(1, self.piece_count)
+        held = [stream_id for stream_id in streams if stream_id in self.stream_rows]
+        if 2 * len(held) > len(self.stream_rows):
+            return self.row_count // max(1, self.piece_count)
         rows = pieces = 0
-        for stream_id in streams:
-            rows += self.stream_rows.get(stream_id, 0)
+        for stream_id in held:
+            rows += self.stream_rows[stream_id]
             pieces += len(self.frames_of(stream_id))
         return rows // max(1, pieces)
 
@@ -454,8 +461,7 @@ def decode_index(view: memoryview, path: PurePath) -> SealedIndex:
     index.row_counts = cut.take(frames * 4).cast("I")
     numbers = cut.take(postings * 4).cast("I")
     for stream_id, rows, first, count in _STREAM.iter_unpack(table):
-        index.stream_rows[stream_id] = rows
-        index.set_frames(stream_id, numbers[first : first + count])
+        index.set_frames(stream_id, numbers[first : first + count], rows)
     index.verified = bytearray(frames)
     index.next_serial = summary.next_serial
     index.frame_count = frames

@@ -282,6 +282,24 @@ class TestBroken:
             decode_index(resealed(bytearray(data)), PATH)
 
 
+class TestRowsPerPiece:
+    def test_skipped_serials_are_no_rows(self) -> None:
+        index = SegmentIndex(first_serial=0, end_position=4096)
+        index.add(4096, header(ROWS, 0, 2, 1000, 1000), [(A, 0, 2, 0, 1)])
+        index.add(4224, header(ROWS, 1 << 32, 4, 2000, 2000), [(A, 0, 4, 0, 1)])
+        assert index.rows_per_piece([A]) == 3
+        data = encode_index(index, structure=b"", producers=b"")
+        assert decode_index(memoryview(data), PATH).index.rows_per_piece([A]) == 3
+
+    def test_streams_that_are_not_in_the_segment_do_not_count(self) -> None:
+        index = SegmentIndex(first_serial=0, end_position=4096)
+        directory = [(A, 0, 1, 0, 1), *((stream, 0, 9, 0, 1) for stream in range(A + 1, A + 5))]
+        index.add(4096, header(ROWS, 0, 37, 1000, 1000), directory)
+        assert index.rows_per_piece([A]) == 1
+        assert index.rows_per_piece([A, *range(1000, 1010)]) == 1
+        assert index.rows_per_piece(range(A, A + 5)) == 37 // 5
+
+
 class TestGroups:
     def test_small_frames_beside_each_other_are_one_group_and_a_single_one_is_read_by_itself(
         self,

@@ -150,7 +150,8 @@ class TestIndex:
     def test_the_frames_of_streams_are_compared(self) -> None:
         sealed = Sealed()
         stream = Structure([NEVER]).learn(b"t").stream.id
-        sealed.writer.segment.index.set_frames(stream, [1, 1])
+        index = sealed.writer.segment.index
+        index.set_frames(stream, [1, 1], index.stream_rows[stream])
         sealed.seal()
         assert sealed.survey().findings == index_problem(
             "the index does not match its segment: frames by stream"
