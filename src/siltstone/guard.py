@@ -23,7 +23,7 @@ def contain_with(
     act: Callable[[_T], object], argument: _T, otherwise: Callable[[], object] | None = None
 ) -> None:
     """Call a function with an argument, as `contain` does, without the cost of a closure."""
-    if _has_failed(act, argument) and otherwise is not None:
+    if not _try(act, argument) and otherwise is not None:
         otherwise()
 
 
@@ -34,15 +34,15 @@ def contain_each(
     a failed call.
     """
     for argument in arguments:
-        if _has_failed(act, argument):
+        if not _try(act, argument):
             contain_with(otherwise, argument)
 
 
-def _has_failed(act: Callable[[_T], object], argument: _T) -> bool:
-    """Call a function; return whether it raised an error, which is logged."""
+def _try(act: Callable[[_T], object], argument: _T) -> bool:
+    """Call a function; return whether it succeeded. An error is logged."""
     try:
         act(argument)
     except Exception:  # noqa: BLE001 - logged with its traceback; other operations continue
         _LOG.exception("internal_error")
-        return True
-    return False
+        return False
+    return True

@@ -63,7 +63,8 @@ def find_slab(slabs: dict[SlabId, Slab], slab: SlabId) -> Slab:
     found = slabs.get(slab)
     if found is not None:
         return found
-    later = [known for known in slabs if known.shard == slab.shard]
-    if slab.generation >= 1 and any(known.generation > slab.generation for known in later):
+    of_shard = [known for known in slabs if known.shard == slab.shard]
+    # The first generation is 1: there was never an earlier slab that could have been dropped.
+    if slab.generation >= 1 and any(known.generation > slab.generation for known in of_shard):
         raise SlabDroppedError(f"slab {slab} was dropped with its rows")
     raise NotFoundError(f"unknown slab {slab}")
