@@ -7,7 +7,7 @@ from typing import Final, Self
 
 from pydantic import Field, model_validator
 
-from siltstone.broker.settings.kinds import Seconds, Settings, Size, wrong
+from siltstone.broker.settings.kinds import Count, Seconds, Settings, Size, wrong
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _PLACE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
@@ -24,7 +24,7 @@ class ClusterSettings(Settings):
     site: str = Field(
         default="", description="Name of this site. It must be unique in the cluster."
     )
-    epoch: int = Field(
+    epoch: Count = Field(
         default=1,
         ge=1,
         le=1_000_000,

@@ -4,8 +4,14 @@ from typing import Any
 
 import pytest
 
-from siltstone.broker.settings.kinds import toml_text
-from siltstone.broker.settings.load import dotted_name, field_of, variable_name
+from siltstone.broker.settings.kinds import expectation, toml_text
+from siltstone.broker.settings.load import (
+    dotted_name,
+    field_of,
+    known_keys,
+    model_of,
+    variable_name,
+)
 from siltstone.errors import UsageError
 from siltstone.settings.declare import Declared, Kind, declared
 from siltstone.store.slab.settings import DatabaseSettings
@@ -76,3 +82,11 @@ def test_a_key_of_a_table_may_have_the_name_of_another_database_setting() -> Non
     topiclog = load_settings(None, {}, {"topiclog.pending_bytes_max": "1 MiB"}).topiclog
     assert topiclog.pending_bytes_max == 1 << 20
     assert topiclog.database_settings() == DatabaseSettings(shard_by="topic")
+
+
+def test_only_a_list_of_tables_is_called_so() -> None:
+    called = {
+        key for key in known_keys() if expectation(field_of(key)).startswith("a list of tables")
+    }
+    assert {("listeners",), ("bridge",)} <= called
+    assert [key for key in called if not (model_of(key) or model_of((*key, 0)))] == []
