@@ -14,12 +14,13 @@ import pytest
 from deltalake import DeltaTable
 
 import siltstone
-from siltstone.errors import NotFoundError
+from siltstone.errors import NotFoundError, RetryError, UsageError
 from siltstone.fs.faulty import FaultyFileSystem
 from siltstone.fs.memory import PowerCut
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.pipeline.jobs import rewriting
 from siltstone.pipeline.jobs.audit import read_batches
+from siltstone.pipeline.jobs.upkeep import vacuum_lake
 from siltstone.pipeline.lake.delta import present_tables, swap_files
 from siltstone.pipeline.lake.tables.rewrite import REWRITE, read_rewrites
 from siltstone.pipeline.table import find_seam, row_files
@@ -230,13 +231,8 @@ def test_rules_of_an_earlier_version_keep_their_tables(database: Database, path:
     assert tables(path) == {"site_line1_state": 1, "site_state": 2}
 
 
-@pytest.mark.parametrize("changes", range(5))
-def test_a_move_that_was_interrupted_can_be_given_up(
-    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch, changes: int
-) -> None:
-    prepare(database, path)
-    before, there = seen(path), tables(path)
-    rules = (lake_of(path) / "rules.toml").read_bytes()
+def interrupt(path: Path, monkeypatch: pytest.MonkeyPatch, changes: int) -> None:
+    """Kill a job after some tables of a move were changed."""
     left = [changes]
 
     def swap_some(*given: Any, **options: Any) -> None:
@@ -249,7 +245,18 @@ def test_a_move_that_was_interrupted_can_be_given_up(
         patched.setattr(rewriting, "swap_files", swap_some)
         with pytest.raises(PowerCut):
             tier_all(path)
-    assert rewriting.give_up(str(path))
+
+
+@pytest.mark.parametrize("changes", range(5))
+def test_a_move_that_was_interrupted_can_be_given_up(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch, changes: int
+) -> None:
+    prepare(database, path)
+    before, there = seen(path), tables(path)
+    rules = (lake_of(path) / "rules.toml").read_bytes()
+    interrupt(path, monkeypatch, changes)
+    done = rewriting.give_up(str(path))
+    assert (len(done.tables), done.kept_rules) == (5, None)
     assert (seen(path), (lake_of(path) / "rules.toml").read_bytes()) == (before, rules)
     assert {name: rows for name, rows in tables(path).items() if rows} == there
     with pytest.raises(NotFoundError, match=r"no rewrite of tables in .* was interrupted"):
@@ -267,18 +274,7 @@ def test_a_power_cut_while_a_move_is_given_up_leaves_each_row_once(
 ) -> None:
     prepare(database, path)
     before = seen(path)
-    left = [3]
-
-    def swap_some(*given: Any, **options: Any) -> None:
-        if not left[0]:
-            raise PowerCut
-        left[0] -= 1
-        swap_files(*given, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(rewriting, "swap_files", swap_some)
-        with pytest.raises(PowerCut):
-            tier_all(path)
+    interrupt(path, monkeypatch, 3)
     kept = path.with_name("kept")
     shutil.copytree(path / "lake", kept)
     cuts = 0
@@ -309,3 +305,104 @@ def test_a_power_cut_while_a_move_is_given_up_leaves_each_row_once(
     tier_all(path)
     assert tiered_rows(path) == stored_rows(database, ["#"])
     assert seen(path) == stored_places(database)
+
+
+def state(path: Path) -> dict[str, bytes]:
+    """Return the files that say what the lake is."""
+    files = [file for file in lake_of(path).rglob("*") if file.is_file()]
+    return {str(file): file.read_bytes() for file in files if file.suffix != ".parquet"}
+
+
+@pytest.mark.parametrize("changes", range(5))
+def test_a_move_from_a_table_that_was_removed_is_completed_and_not_given_up(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch, changes: int
+) -> None:
+    """The tables that the rows moved to have the only copy of them."""
+    prepare(database, path)
+    interrupt(path, monkeypatch, changes)
+    shutil.rmtree(lake_of(path) / "home_kitchen_heat")
+    before = state(path)
+    with pytest.raises(UsageError, match="table home_kitchen_heat is gone: giving up would also"):
+        rewriting.give_up(str(path))
+    assert state(path) == before
+    tier_all(path)
+    assert tables(path) == {"dead_letter": 1, "home_heat": 5, "home_light": 2, "other_x": 1}
+    assert tiered_rows(path) == stored_rows(database, ["#"])
+
+
+def test_a_move_to_a_table_that_was_removed_can_be_given_up(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(database, path)
+    before = seen(path)
+    interrupt(path, monkeypatch, 4)
+    shutil.rmtree(lake_of(path) / "home_heat")
+    with pytest.raises(RetryError):
+        tier_all(path)
+    assert "home_heat" not in rewriting.give_up(str(path)).tables
+    assert seen(path) == before
+    tier_all(path)
+    assert tiered_rows(path) == stored_rows(database, ["#"])
+
+
+def test_a_move_whose_earlier_files_are_gone_is_completed_and_not_given_up(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(database, path)
+    interrupt(path, monkeypatch, 4)
+    for file in lake_of(path).glob("home_kitchen_*/**/*.parquet"):
+        file.unlink()
+    before = state(path)
+    with pytest.raises(
+        UsageError, match=r"a file of version \d+ of table home_kitchen_\w+ is gone"
+    ):
+        rewriting.give_up(str(path))
+    assert state(path) == before
+    tier_all(path)
+    assert tiered_rows(path) == stored_rows(database, ["#"])
+
+
+def test_rules_that_were_changed_before_a_move_is_given_up_are_kept_as_a_version(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(database, path)
+    file = lake_of(path) / "rules.toml"
+    before = file.read_text()
+    interrupt(path, monkeypatch, 3)
+    own = f'{file.read_text()}\n# Mine.\n[[rule]]\nfilter = "mine/#"\ntable = "mine"\n'
+    file.write_text(own)
+    kept = rewriting.give_up(str(path)).kept_rules
+    assert kept is not None
+    assert file.read_text() == before
+    version = lake_of(path) / "schemas" / f"{kept:08}.toml"
+    assert version.read_text().partition("\n")[2] == own
+
+
+def test_a_move_of_an_earlier_build_without_the_rules_before_it_is_not_given_up(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(database, path)
+    interrupt(path, monkeypatch, 3)
+    file = lake_of(path) / REWRITE
+    content = json.loads(file.read_text())
+    del content["open"]["before"]
+    file.write_text(json.dumps(content))
+    before = state(path)
+    with pytest.raises(UsageError, match="did not note the rules before it"):
+        rewriting.give_up(str(path))
+    assert state(path) == before
+
+
+def test_maintenance_says_what_to_do_about_a_move_that_is_open_or_given_up(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(database, path)
+    interrupt(path, monkeypatch, 3)
+    with pytest.raises(RetryError, match="was interrupted; run 'siltstone pipeline tier', which c"):
+        vacuum_lake(str(path))
+    with monkeypatch.context() as patched:
+        patched.setattr(rewriting, "restore_version", None)
+        with pytest.raises(TypeError):
+            rewriting.give_up(str(path))
+    with pytest.raises(RetryError, match="was given up, but is not yet undone; run 'siltstone pip"):
+        vacuum_lake(str(path))

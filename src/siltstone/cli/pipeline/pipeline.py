@@ -295,11 +295,13 @@ def retier(
     show(listed)
 
 
-def _show_given_up(tables: list[str], *, json: bool) -> None:
+def _show_given_up(done: Any, *, json: bool) -> None:
     if json:
-        show_json(tables)
-    else:
-        say(f"given up; as before: {', '.join(tables)}")
+        show_json({"tables": list(done.tables), "kept_rules": done.kept_rules})
+        return
+    say(f"undid the interrupted rewrite; restored tables: {', '.join(done.tables)}")
+    if done.kept_rules is not None:
+        say(f"version {done.kept_rules} of the schema keeps rules.toml as you changed it")
 
 
 @app.command()

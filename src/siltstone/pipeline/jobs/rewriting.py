@@ -35,6 +35,7 @@ from siltstone.pipeline.lake.delta import (
     has_table,
     open_table,
     present_tables,
+    refuse_lost_version,
     restore_version,
     stored_files,
     swap_files,
@@ -63,7 +64,7 @@ from siltstone.pipeline.lake.tables.rewrite import (
     write_rewrites,
 )
 from siltstone.pipeline.lake.tables.rows import dead_tables, other_dead_letters, plan_rows
-from siltstone.pipeline.lake.tables.versions import replace_rules, store_rules
+from siltstone.pipeline.lake.tables.versions import keep_rules, replace_rules, store_rules
 from siltstone.scan.options import ReadOptions
 from siltstone.scan.survey import find_database
 from siltstone.store.directory import Store
@@ -83,6 +84,17 @@ class Draft:
     def files(self) -> dict[str, list[MadeFile]]:
         """Return the new files by table."""
         return by_table([file for part in self.written for file in part.files])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """The tables of a rewrite that was undone.
+
+    `kept_rules` is the version of the rules with what a user changed meanwhile; None if nothing.
+    """
+
+    tables: tuple[str, ...]
+    kept_rules: int | None
 
 
 class Rewriter:
@@ -141,24 +153,72 @@ class Rewriter:
         self.finish()
         return {table: rows_in(files) for table, files in draft.files().items()}
 
-    def finish(self) -> None:
+    def finish(self) -> int | None:
         """Change the tables of the open rewrite, and end it. The caller holds both locks.
 
-        If it was given up, the tables that were changed get their earlier versions back.
+        If it was given up, the tables that were changed get their earlier versions back. Return the
+        version of the rules that keeps what a user wrote meanwhile; None without any.
         """
         known = read_rewrites(self._fs, self._lake)
         if known.open is None:
-            return
+            return None
+        kept: int | None = None
         if known.open.given_up:
-            self._undo(known.open)
+            kept = self._undo(known.open)
         else:
             self._change(known.open)
         write_rewrites(self._fs, self._lake, known.ended())
+        return kept
+
+    def give_up(self) -> int | None:
+        """Undo the open rewrite, and end it, as `finish` does. The caller holds both locks.
+
+        Raises: UsageError if it cannot be undone without a loss; nothing was changed then.
+        """
+        known = read_rewrites(self._fs, self._lake)
+        assert known.open is not None, "the caller has looked"
+        self._refuse_loss(known.open)
+        write_rewrites(
+            self._fs, self._lake, replace(known, open=replace(known.open, given_up=True))
+        )
+        return self.finish()
+
+    def _refuse_loss(self, rewrite: OpenRewrite) -> None:
+        if rewrite.before is None:
+            raise UsageError(
+                "an earlier version of Siltstone began the rewrite and did not note the rules "
+                "before it; run 'siltstone pipeline tier', which completes it"
+            )
+        load_rules(self._fs, self._lake)
+        gone = [change.table for change in rewrite.changes if self._is_left(change)]
+        if gone and any(change.add for change in rewrite.changes):
+            raise UsageError(
+                f"table {gone[0]} is gone: giving up would also remove its rows from the tables "
+                "they moved to; run 'siltstone pipeline tier', which completes the rewrite"
+            )
+        for table, version in rewrite.versions.items():
+            if self._has(table):
+                refuse_lost_version(
+                    self._fs,
+                    self._lake / table,
+                    version,
+                    transaction=(self._transactions, rewrite.number),
+                    opened=self._opened,
+                )
+
+    def _has(self, table: str) -> bool:
+        return has_table(self._fs, self._lake / table)
+
+    def _is_left(self, change: Change) -> bool:
+        """Return whether a table that only loses rows was removed: it has nothing more to lose."""
+        return not change.add and change.remove != () and not self._has(change.table)
 
     def _change(self, rewrite: OpenRewrite) -> None:
         rewritten = {change.table for change in rewrite.changes if change.remove is None}
         store_rules(self._fs, self._lake, rewrite.rules, self._clock, rewritten=rewritten)
         for change in rewrite.changes:
+            if self._is_left(change):
+                continue
             swap_files(
                 self._fs,
                 self._clock,
@@ -171,10 +231,10 @@ class Rewriter:
                 opened=self._opened,
             )
 
-    def _undo(self, rewrite: OpenRewrite) -> None:
+    def _undo(self, rewrite: OpenRewrite) -> int | None:
         for table, version in rewrite.versions.items():
             # The reason to give up may be that a table is gone.
-            if has_table(self._fs, self._lake / table):
+            if self._has(table):
                 restore_version(
                     self._fs,
                     self._lake / table,
@@ -182,8 +242,15 @@ class Rewriter:
                     transaction=(self._transactions, rewrite.number),
                     opened=self._opened,
                 )
-        if rewrite.before is not None:
-            replace_rules(self._fs, self._lake, rewrite.before, self._clock)
+        before, there = rewrite.before, load_rules(self._fs, self._lake).rules
+        if before is None or there == before.rules:
+            return None
+        rewritten = {change.table for change in rewrite.changes if change.remove is None}
+        kept: int | None = None
+        if there != before.merged(rewrite.rules, rewritten).rules:
+            kept = keep_rules(self._fs, self._lake, self._clock)
+        replace_rules(self._fs, self._lake, before, self._clock)
+        return kept
 
     def _extended(self, draft: Draft) -> Draft:
         """Write files for the rows that no file of the draft has."""
@@ -375,13 +442,14 @@ def give_up(
     database: str = "",
     fs: FileSystem | None = None,
     clock: Clock | None = None,
-) -> list[str]:
-    """Undo a rewrite that was interrupted and cannot be completed; return its tables.
+) -> GivenUp:
+    """Undo a rewrite that was interrupted and cannot be completed.
 
     The tables and rules.toml are then as before the rewrite. It works beside a running tier job,
     and can be repeated after a crash.
 
-    Raises: NotFoundError if no rewrite is open; RetryError if an earlier file of a table is gone.
+    Raises: NotFoundError if no rewrite is open; UsageError if it cannot be undone without a loss,
+    and then nothing was changed.
     """
     used = fs or PosixFileSystem()
     directory = absolute_path(path)
@@ -392,12 +460,12 @@ def give_up(
         known = read_rewrites(used, lake)
         if known.open is None:
             raise NotFoundError(f"no rewrite of tables in {lake} was interrupted")
-        write_rewrites(used, lake, replace(known, open=replace(known.open, given_up=True)))
         ledger = read_ledger(used, lake, found.identity)
         run = run_here(used)
         now = clock or SystemClock()
-        Rewriter(used, now, lake, application=ledger.application, run=run).finish()
-        return sorted(known.open.versions)
+        kept = Rewriter(used, now, lake, application=ledger.application, run=run).give_up()
+        there = {table for table in known.open.versions if has_table(used, lake / table)}
+        return GivenUp(tables=tuple(sorted(there)), kept_rules=kept)
 
 
 def _refuse_unknown(fs: FileSystem, lake: PurePath, tables: Sequence[str]) -> None:

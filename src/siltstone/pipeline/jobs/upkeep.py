@@ -114,7 +114,13 @@ def locked_batches(fs: FileSystem, lake: PurePath) -> Iterator[None]:
 
 def refuse_open_rewrite(fs: FileSystem, lake: PurePath) -> None:
     """Raise RetryError if a rewrite was interrupted: its files must stay as they are."""
-    if read_rewrites(fs, lake).open is not None:
+    rewrite = read_rewrites(fs, lake).open
+    if rewrite is not None and rewrite.given_up:
+        raise RetryError(
+            f"a rewrite of tables in {lake} was given up, but is not yet undone; run 'siltstone "
+            "pipeline retier --give-up' again, or 'siltstone pipeline tier', which also undoes it"
+        )
+    if rewrite is not None:
         raise RetryError(
             f"a rewrite of tables in {lake} was interrupted; run 'siltstone pipeline tier', which "
             "completes it, or 'siltstone pipeline retier --give-up', which undoes it"

@@ -572,7 +572,7 @@ def restore_version(
 ) -> None:
     """Give a table the files and columns of an earlier version, durably, if it has a transaction.
 
-    Raises: RetryError if a file of the version is gone.
+    Raises: RetryError; see also `refuse_lost_version`.
     """
     application, number = transaction
     with _told(table):
@@ -581,6 +581,33 @@ def restore_version(
         if (delta.transaction_version(application) or 0) >= number:
             delta.restore(version, post_commithook_properties=_NO_CHECKPOINT)
         _sync_commits(fs, table, delta, known)
+
+
+def refuse_lost_version(
+    fs: FileSystem,
+    table: PurePath,
+    version: int,
+    *,
+    transaction: tuple[str, int],
+    opened: Opener = open_table,
+) -> None:
+    """Raise UsageError if `restore_version` cannot give a table back its earlier files."""
+    application, number = transaction
+    with _told(table):
+        if (opened(table).transaction_version(application) or 0) < number:
+            return
+    try:
+        files = stored_files(table, lambda place: open_table(place, version))
+    except RetryError as exc:
+        raise UsageError(
+            f"version {version} of table {table.name} is gone, so it cannot be restored: {exc}"
+        ) from exc
+    for file in files:
+        if not fs.exists(table / file.path):
+            raise UsageError(
+                f"a file of version {version} of table {table.name} is gone, so it cannot be "
+                f"restored: {file.path}"
+            )
 
 
 def _removals(

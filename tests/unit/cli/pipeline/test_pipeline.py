@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from siltstone.cli.pipeline.stopping import Stop
+from siltstone.pipeline.jobs.rewriting import GivenUp
 from siltstone.pipeline.jobs.rollup import RollupSettings
 from siltstone.pipeline.jobs.tier import TierReport, TierSettings, TierStep
 from siltstone.pipeline.jobs.upkeep import TableInfo
@@ -309,11 +310,24 @@ def test_a_run_that_goes_on_may_be_stopped_before_spark_has_started(
 def test_a_rewrite_that_cannot_be_completed_is_given_up_without_spark(
     siltstone: CommandLine, fakes: FakeJobs
 ) -> None:
-    fakes.put("jobs.rewriting", give_up=lambda path, database: [f"plant of {path}", database])
-    assert siltstone("pipeline", "retier", "--give-up").lines == [
-        "given up; as before: plant of /data, "
-    ]
-    assert siltstone("pipeline", "retier", "--give-up", "--json").document == ["plant of /data", ""]
+    for kept, more in (
+        (None, []),
+        (7, ["version 7 of the schema keeps rules.toml as you changed it"]),
+    ):
+        fakes.put(
+            "jobs.rewriting",
+            give_up=lambda path, database, kept=kept: GivenUp(
+                tables=(f"plant of {path}", database), kept_rules=kept
+            ),
+        )
+        assert siltstone("pipeline", "retier", "--give-up").lines == [
+            "undid the interrupted rewrite; restored tables: plant of /data, ",
+            *more,
+        ]
+        assert siltstone("pipeline", "retier", "--give-up", "--json").document == {
+            "tables": ["plant of /data", ""],
+            "kept_rules": kept,
+        }
     assert fakes.masters == []
 
 

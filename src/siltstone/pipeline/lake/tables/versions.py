@@ -58,17 +58,30 @@ def store_rules(
 
 def replace_rules(fs: FileSystem, lake: PurePath, rules: Rules, clock: Clock) -> int:
     """Replace the rules, durably; return the number of the new version."""
-    numbers = version_numbers(fs, lake)
-    number = max(numbers, default=0) + 1
+    text = rules.to_toml()
+    number = _store(fs, lake, text, clock)
+    replace_file(fs, lake / RULES, text.encode())
+    _trim(fs, lake)
+    return number
+
+
+def keep_rules(fs: FileSystem, lake: PurePath, clock: Clock) -> int:
+    """Store the file as it is, which users may have changed; return the number of the version."""
+    return _store(fs, lake, fs.read(lake / RULES).decode(), clock)
+
+
+def _store(fs: FileSystem, lake: PurePath, text: str, clock: Clock) -> int:
+    number = max(version_numbers(fs, lake), default=0) + 1
     now = datetime.fromtimestamp(clock.now_us() / 1_000_000, UTC)
     time = now.isoformat(timespec="seconds").replace("+00:00", "Z")
-    text = rules.to_toml()
     create_directories(fs, lake / SCHEMAS)
     replace_file(fs, _place(lake, number), f"# version {number} of {time}\n{text}".encode())
-    replace_file(fs, lake / RULES, text.encode())
-    for old in numbers[: max(0, len(numbers) + 1 - VERSIONS_MAX)]:
-        remove_file(fs, _place(lake, old))
     return number
+
+
+def _trim(fs: FileSystem, lake: PurePath) -> None:
+    for old in version_numbers(fs, lake)[:-VERSIONS_MAX]:
+        remove_file(fs, _place(lake, old))
 
 
 def version_numbers(fs: FileSystem, lake: PurePath) -> list[int]:
