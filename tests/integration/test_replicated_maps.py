@@ -14,7 +14,9 @@ import pytest
 
 from siltstone.errors import (
     ConflictError,
+    DiskError,
     OutcomeUnknownError,
+    PoisonedError,
     PreconditionError,
     RetryError,
     SiltstoneError,
@@ -23,6 +25,7 @@ from siltstone.errors import (
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.directory import Store
 from siltstone.store.keyvalue import KeyValueDatabase
+from siltstone.store.kv.api import Changes
 from siltstone.store.kv.memory import MemoryEngine
 from siltstone.store.log.write.partition import Columns
 from siltstone.store.tx.settings import KeyValueSettings
@@ -42,6 +45,25 @@ def until(holds: Callable[[], bool], what: str) -> None:
         _NEVER.wait(0.002)
 
 
+class FailingEngine(MemoryEngine):
+    """An engine whose next writes fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = 0
+
+    def write(self, changes: Changes) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise DiskError(PurePath("/store"), "write", "scripted", errno=5)
+        super().write(changes)
+
+    def reopened(self) -> FailingEngine:
+        engine = FailingEngine()
+        vars(engine).update(vars(super().reopened()))
+        return engine
+
+
 class Three:
     """Three sites with a store each. Their engines outlive their stores."""
 
@@ -50,7 +72,7 @@ class Three:
         self.settings = settings
         self.closing = closing
         self.files = {name: MemoryFileSystem() for name in "abc"}
-        self.engines: dict[str, MemoryEngine] = {}
+        self.engines: dict[str, FailingEngine] = {}
         self.sites: dict[str, MemorySite] = {}
         self.databases: dict[str, KeyValueDatabase] = {}
         for name in "abc":
@@ -59,9 +81,9 @@ class Three:
     def start(self, name: str) -> KeyValueDatabase:
         site = self.sites[name] = self.logs.site(name)
 
-        def open_engine(_: PurePath) -> MemoryEngine:
+        def open_engine(_: PurePath) -> FailingEngine:
             before = self.engines.get(name)
-            engine = self.engines[name] = MemoryEngine() if before is None else before.reopened()
+            engine = self.engines[name] = FailingEngine() if before is None else before.reopened()
             return engine
 
         store = site.open(self.files[name], open_engine=open_engine)
@@ -74,7 +96,7 @@ class Three:
         site = self.sites[name] = self.logs.site(name)
         site.cut_after = operations
 
-        def open_engine(_: PurePath) -> MemoryEngine:
+        def open_engine(_: PurePath) -> FailingEngine:
             engine = self.engines[name] = self.engines[name].reopened()
             return engine
 
@@ -460,3 +482,58 @@ def test_a_site_with_a_replicated_database_does_not_begin_a_cluster_anew(three: 
             store.check_begins_anew()
         store.drop_keyvalue("m")
         store.check_begins_anew()
+
+
+def test_a_write_that_fails_while_following_stops_the_site_before_the_record(three: Three) -> None:
+    three.lead("a")
+    write(three.databases["a"], "t/0", b"x")
+    three.settle()
+    three.engines["c"].failures = 1
+    for number in range(1, 4):
+        write(three.databases["a"], f"t/{number}", b"x")
+    until(lambda: three.databases["c"].failure() is not None, "c is poisoned")
+    with pytest.raises(PoisonedError):
+        write(three.databases["c"], "t/c", b"x")
+    assert sorted(three.rows("c")) == ["t/0"]
+    three.crash("c")
+    three.start("c")
+    three.settle()
+    assert three.rows("c") == three.rows("a")
+    assert len(three.rows("c")) == 4
+
+
+def test_a_leader_whose_write_failed_leads_no_more(three: Three) -> None:
+    three.lead("a")
+    write(three.databases["a"], "t/0", b"x")
+    log = three.sites["a"].attached[KEY]
+    three.engines["a"].failures = 1
+    with pytest.raises((OutcomeUnknownError, PoisonedError)):
+        write(three.databases["a"], "t/1", b"x")
+    until(lambda: not log.view.leads and log.view.is_full, "a gives the lead up")
+    three.lead("b")
+    write(three.databases["b"], "t/2", b"x")
+    three.crash("a")
+    three.start("a")
+    three.settle()
+    assert three.rows("a") == three.rows("b")
+    assert sorted(three.rows("a")) == ["t/0", "t/1", "t/2"]
+
+
+def test_a_drop_that_the_leader_cannot_write_is_done_at_the_next_start() -> None:
+    with ExitStack() as closing:
+        three = Three(closing, KeyValueSettings(backend="replicated"))
+        three.lead("a")
+        database = three.databases["a"]
+        until(lambda: three.sites["a"].attached[KEY].view.leads, "a leads")
+        with database.transaction() as transaction:
+            transaction.write("t/1", b"old", 1)
+        database.seal()
+        oldest = database.slabs()[0].id
+        three.engines["a"].failures = 1
+        with pytest.raises(PoisonedError):
+            database.drop_slab(oldest)
+        assert database.failure() is not None
+        three.crash("a")
+        reopened = three.start("a")
+        for other in (reopened, three.databases["b"]):
+            until(lambda: len(other.slabs()) == 1, "the slab is dropped")  # noqa: B023

@@ -231,6 +231,7 @@ class ReplicatedLog:
         self._inbox_bytes = 0
         self._ordered = False
         self._closing = False
+        self._has_failed = False
         # What counted and could not be stored yet.
         self._unstored: Change | None = None
         # The mark could not be replaced, because the disk is full.
@@ -407,8 +408,14 @@ class ReplicatedLog:
             order(self._drain)
         except SiltstoneError:
             # The shard is closed or poisoned: it reads nothing more.
-            with self._condition:
-                self._closing = True
+            self.fail()
+
+    def fail(self) -> None:
+        """Read nothing more, and do not lead: a write of the shard failed, or it is closed."""
+        with self._condition:
+            self._closing = self._has_failed = True
+            self._condition.notify_all()
+        self.view = replace(self.view, leads=False, is_full=True)
 
     # On the thread of the shard.
 
@@ -729,7 +736,8 @@ class ReplicatedLog:
     def _look(self) -> LogView:
         core = self._core
         follower, leader = core.follower, core.leader
-        leads = leader is not None and follower.status in READING and self._unstored is None
+        is_ready = self._unstored is None and not self._has_failed
+        leads = leader is not None and follower.status in READING and is_ready
         return LogView(
             status=follower.status,
             reason=follower.reason,
@@ -739,7 +747,7 @@ class ReplicatedLog:
             leads=leads,
             synced=self._marked.sequence,
             waiting=0 if leader is None else leader.oldest(),
-            is_full=self._unstored is not None or self._is_unmarked,
+            is_full=self._unstored is not None or self._is_unmarked or self._has_failed,
         )
 
     @property

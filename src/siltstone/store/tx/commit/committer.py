@@ -143,7 +143,7 @@ class Committer:
     def check(self) -> None:
         """Raise PoisonedError if a write of the shard failed."""
         if self._poisoned_by is not None:
-            raise self._poison(self._poisoned_by) from self._poisoned_by
+            raise self.poison(self._poisoned_by) from self._poisoned_by
 
     def commit(self, batch: Sequence[Operations]) -> list[SiltstoneError | None]:
         """Store the valid transactions in one or more groups; return the outcome of each.
@@ -183,7 +183,7 @@ class Committer:
             if self._is_withdrawn(exc):
                 self.reload()
                 raise
-            raise self._poison(exc) from exc
+            raise self.poison(exc) from exc
 
     def drop(self, slab: SlabId) -> None:
         """Remove the record of a sealed slab; the caller drops its family when readers forgot it.
@@ -215,6 +215,11 @@ class Committer:
         """Make a change durable that is not a group of transactions."""
         try:
             self.log.commit(KeyValueRecord(kind, changes, b"", family), self, sync=True)
+        except SiltstoneError as exc:
+            if self.is_replicated and not self._is_withdrawn(exc):
+                # The record may have counted. Only a restart reads it again.
+                raise self.poison(exc) from exc
+            raise
         finally:
             self._staged = None
 
@@ -547,7 +552,7 @@ class Committer:
             waiting = count - len(outcomes)
             known = [cause if each is None else _again(each) for each in outcomes[first:]]
             return outcomes[:first] + known + [_refused(cause)] * waiting
-        poison = self._poison(cause)
+        poison = self.poison(cause)
         self._group.release()
         for number in range(first, len(outcomes)):
             outcome = outcomes[number]
@@ -619,12 +624,13 @@ class Committer:
         self._begin(slab)
         return slab
 
-    def _poison(self, cause: Exception) -> PoisonedError:
+    def poison(self, cause: Exception) -> PoisonedError:
         """Refuse all writes from now on because of an error; return the error for callers."""
-        self._poisoned_by = cause
+        if self._poisoned_by is None:
+            self._poisoned_by = cause
         return PoisonedError(
             f"a write failed, close the database and open it again: "
-            f"slab={self.record.id} cause={cause}"
+            f"slab={self.record.id} cause={self._poisoned_by}"
         )
 
 

@@ -184,7 +184,7 @@ class KeyValueReplica:
                 sync=lambda: None,
                 resume=self._resume,
                 next_serial=lambda: self._committer.stored_serial,
-                order=self._queue.post,
+                order=self._order,
                 take_call=self._take_call,
                 waits=lambda: self._router.pending,
                 changed=self._changed,
@@ -413,21 +413,40 @@ class KeyValueReplica:
     def _apply(self, change: Change) -> None:
         """Write a record of another leader, with its mark.
 
-        Raises: BadPayloadError, StorageFullError; the errors of the engine.
+        Raises: BadPayloadError; StorageFullError, with nothing written; PoisonedError.
         """
         if change.kind not in _KINDS:
             raise BadPayloadError(f"a {change.kind.name} record is in the log of a map")
         record, stored = decode_record(RecordKind(change.kind), change.payload)
         if self._room is not None and (full := self._room(len(change.payload))) is not None:
             raise full
-        catalog.put_mark(record.changes, self.number, encode_marked(self.log.marked()))
-        self._committer.follow(record)
-        if record.kind == RecordKind.KV:
-            self._router.counted(stored)
-        else:
-            self._callbacks.followed(record)
+        try:
+            catalog.put_mark(record.changes, self.number, encode_marked(self.log.marked()))
+            self._committer.follow(record)
+            if record.kind == RecordKind.KV:
+                self._router.counted(stored)
+            else:
+                self._callbacks.followed(record)
+        except RetryError:
+            raise
+        except SiltstoneError as exc:
+            # A later mark would be behind a record that is not stored.
+            raise self._committer.poison(exc) from exc
         with self._stored:
             self._stored.notify_all()
+
+    def _order(self, act: Callable[[], None]) -> Ticket:
+        """Let the thread of the shard do something, unless a write has failed before it."""
+
+        def obey() -> None:
+            try:
+                self._committer.check()
+                act()
+            finally:
+                if self._committer.is_poisoned():
+                    self.log.fail()
+
+        return self._queue.post(obey)
 
     def _resume(self) -> None:
         """Begin to lead, or continue after a record was stored late."""
