@@ -378,7 +378,7 @@ class Database:
         parsed = TopicFilter.parse(topic_filter)
         span = Span(since_us=since_us, until_us=until_us)
         self._shards.refresh()
-        shards: dict[int, list[tuple[Slab, list[Match], int]]] = {}
+        shards: dict[int, list[tuple[Slab, Sequence[Match], int]]] = {}
         for slab in self._overlapping(since_us, until_us):
             end = slab.next_serial()
             shards.setdefault(slab.id.shard, []).append((slab, slab.match(parsed), end))

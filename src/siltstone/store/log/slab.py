@@ -1,12 +1,14 @@
 """An open slab: its segments, and the learned structure that its readers know.
 
 The structure of the readers contains only edges of visible frames. The committer learns in a
-structure of its own. A structure of many streams is only built when a reader needs it.
+structure of its own. A structure of many streams is only built when a reader needs it, or when the
+edges that came since would take much memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import PurePath
 from threading import Lock
 from typing import Final
@@ -22,6 +24,8 @@ from siltstone.topic.structure import Match, Stream, Structure
 
 _MATCHES_MAX: Final = 10_000
 _NO_EDGES: Final = COUNT.pack(0)
+# The most edges that wait for a reader, beside those that were there when the slab was loaded.
+_WAITING_BYTES: Final = 1 << 20
 
 
 def bounds_of(record: SlabRecord, seed: int | None = None) -> SlabBounds:
@@ -35,18 +39,31 @@ class Slab:
     def __init__(
         self, fs: FileSystem, directory: PurePath, record: SlabRecord, structure: Structure
     ) -> None:
-        self.record = record
+        self._record = record
         self.chain = Chain(fs, directory)
         self._structure = structure
         # Edges that are not in the structure yet.
         self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
         self._lock = Lock()
         self._loaded = False
         self.follows = True
         self._matches: dict[tuple[str, int], Match] = {}
-        # The last filter for which the streams with rows were asked, what they depend on, and they.
-        self._held: tuple[str, tuple[int, ...], list[Match]] | None = None
+        # The last filter for which the streams with rows were asked, what they depend on, and they;
+        # only of a current slab, because there may be many others.
+        self._held: tuple[str, tuple[int, ...], Sequence[Match]] | None = None
         self._version = 0
+
+    @property
+    def record(self) -> SlabRecord:
+        """What the manifest says about the slab."""
+        return self._record
+
+    @record.setter
+    def record(self, record: SlabRecord) -> None:
+        self._record = record
+        if record.state is not SlabState.CURRENT:
+            self._held = None
 
     @property
     def id(self) -> SlabId:
@@ -66,7 +83,7 @@ class Slab:
             with self._lock:
                 ended = self.record.state is not SlabState.CURRENT
                 self.chain.bounds = bounds_of(self.record)
-                self._add(self.chain.refresh(ended=ended))
+                self._add(self.chain.refresh(ended=ended), was_loaded=self._loaded)
                 self._check_bounds()
                 self._loaded = True
         except NotFoundError as exc:
@@ -94,11 +111,18 @@ class Slab:
     def publish(self, edges: Iterable[bytes]) -> None:
         """Make these edges known to readers."""
         with self._lock:
-            self._loaded = True
-            self._add(edges)
+            was_loaded, self._loaded = self._loaded, True
+            self._add(edges, was_loaded=was_loaded)
 
-    def _add(self, edges: Iterable[bytes]) -> None:
-        self._waiting += [block for block in edges if block != _NO_EDGES]
+    def _add(self, edges: Iterable[bytes], *, was_loaded: bool) -> None:
+        blocks = [block for block in edges if block != _NO_EDGES]
+        self._waiting += blocks
+        if was_loaded:
+            self._waiting_bytes += sum(map(len, blocks))
+        if self._waiting_bytes > _WAITING_BYTES:
+            # A reader that needs the damaged structure gets the error.
+            with suppress(CorruptionError):
+                self._learned()
 
     def _learned(self) -> Structure:
         """Return the structure with all edges; the caller has the lock. Raises: CorruptionError."""
@@ -114,12 +138,13 @@ class Slab:
         finally:
             # At once: there may be one block for each of 60,000 streams.
             del self._waiting[:applied]
+            self._waiting_bytes = 0
             self._version += new
         return self._structure
 
-    def match(self, topic_filter: TopicFilter) -> list[Match]:
+    def match(self, topic_filter: TopicFilter) -> Sequence[Match]:
         """Return the streams with rows that may match, with the words of varying levels, in order
-        of their ids. The caller does not change the list.
+        of their ids.
         """
         self.load()
         indexes = [handle.segment().index for handle in self.chain.handles]
@@ -135,7 +160,8 @@ class Slab:
             if any(match.stream.id in index.stream_rows for index in indexes)
         ]
         found.sort(key=_stream_of)
-        self._held = topic_filter.text, state, found
+        if self.record.state is SlabState.CURRENT:
+            self._held = topic_filter.text, state, found
         return found
 
     def match_all(self, topic_filter: TopicFilter) -> list[Match]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from siltstone.errors import CorruptionError, SlabDroppedError
 from siltstone.fs.publish import remove_tree
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.committer import Committer
-from siltstone.store.slab.manifest import SlabId
+from siltstone.store.slab.manifest import SlabId, SlabState
 from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Structure
 from tests.support.builders import SEGMENT_BYTES, World, begun, call_on, slab_place
@@ -191,6 +193,31 @@ def test_matches_follow_new_streams_and_streams_with_new_rows() -> None:
     committer.commit([call_on("b/1")])
     assert matched(committer.slab, "#") == {b"a/+": [None], b"b/+": [None]}
     assert matched(committer.slab, "a/#") == {b"a/+": [None]}
+
+
+def test_only_a_current_slab_keeps_the_streams_of_the_last_filter() -> None:
+    slab = spread(World(), "a/1").slab
+    filter_ = TopicFilter.parse("#")
+    assert slab.match(filter_) is slab.match(filter_)
+    slab.record = replace(slab.record, state=SlabState.SEALED)
+    assert slab._held is None  # noqa: SLF001
+    found = slab.match(filter_)
+    assert [match.stream.pattern for match in found] == [b"a/+"]
+    assert slab.match(filter_) is not found
+
+
+def test_edges_that_nobody_asks_for_do_not_pile_up() -> None:
+    slab = begun(World()).slab
+    blocks = [_edges_of(f"{number:04}" * 1000) for number in range(50)]
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            slab.publish([bytes(bytearray(block)) for block in blocks])
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 20 * sum(map(len, blocks)) // 2
+    assert len(slab.match_all(TopicFilter.parse("#"))) == 50
 
 
 def _edges_of(pattern: str) -> bytes:

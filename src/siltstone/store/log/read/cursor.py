@@ -26,7 +26,7 @@ from siltstone.topic.structure import Match
 _GATHER_ROWS: Final = 16_384
 _GATHER_BYTES: Final = 64 * 1024 * 1024
 
-ShardPlan = list[tuple[Slab, list[Match], int]]
+ShardPlan = list[tuple[Slab, Sequence[Match], int]]
 
 
 def read_in_time_order(
