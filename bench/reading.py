@@ -1,6 +1,6 @@
 """Read: rows per second of a stream, of one literal level, as Python rows; and of RocksDB.
 
-    python -m bench.reading [--data DIR] [--only bulk|small] [--rows N]
+    python -m bench.reading [--data DIR] [--only bulk|small] [--rows N] [--spark]
 
 Then the same beside rows that a broker stored in small frames, see `small_frames.py`. A broker
 needs 150 s for each of its two stores; `--data` keeps them.

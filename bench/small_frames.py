@@ -15,23 +15,21 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import DataFrame, SparkSession
 from rich.table import Table
 
 import siltstone
 from bench.broker.generator import build_generator, run_load
 from bench.peers import siltstone as serve
-from bench.pipeline import scanned, take_turns
 from siltstone import Columns, Database, DatabaseSettings, Status
 from siltstone.fs.posix import PosixFileSystem
-from siltstone.pipeline import start_session
-from siltstone.pipeline import table as table_of
-from siltstone.pipeline.jobs.tier import tier
 from siltstone.scan.columns.schema import SCHEMA
 from siltstone.scan.options import parse_options
 from siltstone.scan.survey import opened, plan_batch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 ROWS: Final = 300_000
 RATE: Final = 2000
@@ -296,6 +294,12 @@ def words(place: Path) -> Table:
 
 def spark(place: Path, rows: int) -> Table:
     """Measure Spark on the rows of 1,600 sensors: the source, `table()`, and the tier job."""
+    # The other measurements do not need Spark.
+    from bench.pipeline import scanned, take_turns  # noqa: PLC0415 - see above
+    from siltstone.pipeline import start_session  # noqa: PLC0415 - see above
+    from siltstone.pipeline import table as table_of  # noqa: PLC0415 - see above
+    from siltstone.pipeline.jobs.tier import tier  # noqa: PLC0415 - see above
+
     paths = {name: place / f"sensors {name}" / "data" for name in (BROKER, COMPACTED, IN_BULK)}
     session = start_session(master="local[*]", memory="2g")
     acts: dict[str, Callable[[Path], object]] = {

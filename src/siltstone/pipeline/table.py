@@ -98,9 +98,9 @@ def table(
     """Return the current rows of a store and its lake, with the columns of the source.
 
     `since` is inclusive, `until` exclusive. As for the source, `failOnDataLoss=False` leaves out
-    rows that are dropped while the query runs, and the tables of an earlier database. A `where` on
-    topic or timestamp does not limit what is read from the store, and a warning names the parameter
-    that does. Instead of a path, `url` and the other options of the source can name a node; the
+    rows that are dropped while the query runs, and the tables of an earlier database. For a path, a
+    `where` on topic or timestamp warns if rows that are not in the lake are read and the parameter
+    was not given. Instead of a path, `url` and the other options of the source can name a node; the
     lake of a node is not read.
 
     Raises: UsageError, also if requested rows are only in the lake of a node.

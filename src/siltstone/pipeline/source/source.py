@@ -113,8 +113,8 @@ def register(spark: SparkSession) -> None:
     """Register the source in a session; Spark does so itself if it finds `pyspark_siltstone`.
 
     Spark starts the `python3` of PATH unless PYSPARK_PYTHON is set. In a virtual environment that
-    is not activated this is another Python, without this package. A local session that was told no
-    Python gets the one of this process.
+    is not activated this is another Python, without this package. A local session without a
+    configured Python uses the Python of this process.
     """
     use_this_python(spark)
     spark.dataSource.register(SiltstoneSource)
