@@ -40,8 +40,8 @@ from siltstone.snapshot.format.records import (
 from siltstone.topic.grammar import TopicFilter
 from siltstone.units import SECOND_US
 
-# The approximate memory of what is loaded: a retained message, a session, a subscription, and a
-# waiting message beside its size.
+# The approximate memory of what is loaded, beside payloads, which count as contents: a retained
+# message, a session, a subscription, and a waiting message beside its size.
 _RETAINED_BYTES: Final = 400
 _SESSION_BYTES: Final = 3000
 _SUBSCRIPTION_BYTES: Final = 900
@@ -204,7 +204,8 @@ class SnapshotLoad:
         """Take memory for a waiting message; return whether there is none left and the message may
         be in a run: after the first one of its session, and not with QoS 0.
         """
-        has_room = self._contents.take(_MESSAGE_BYTES + delivery.size())
+        size = delivery.size() - len(delivery.payload)
+        has_room = self._contents.take(_MESSAGE_BYTES + size)
         if delivery.flags & 3 == 0:
             return False
         is_first, self._is_first = self._is_first, False

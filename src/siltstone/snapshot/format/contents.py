@@ -86,7 +86,9 @@ class InFile(bytes):
 class BoundedContents:
     """Contents as objects up to a memory limit; after that, in a file.
 
-    The state that is loaded takes its memory from the same limit, and can keep data in the file.
+    A content in memory counts once, for all references to it. A short one in the file counts each
+    time it is read, because each reader has its own. The state that is loaded takes its memory from
+    the same limit, and can keep data in the file.
     """
 
     def __init__(self, memory_bytes_max: int, create: Callable[[], File]) -> None:
@@ -162,6 +164,7 @@ class BoundedContents:
         else:
             data = self._file.read_at(start, length)
         if len(data) <= _SHORT_BYTES:
+            self._left_bytes -= len(data)
             return data
         content = InFile(data)
         content.file = self._file

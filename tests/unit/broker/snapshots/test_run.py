@@ -293,7 +293,7 @@ def waiting_messages(count: int) -> list[Record]:
     ]
 
 
-@pytest.mark.parametrize(("memory_max", "spilled"), [(0, 50), (20_000, 43), (1 << 20, 0)])
+@pytest.mark.parametrize(("memory_max", "spilled"), [(0, 50), (20_000, 39), (1 << 20, 0)])
 def test_payloads_beyond_the_memory_wait_on_disk_and_come_back_whole(
     caplog: pytest.LogCaptureFixture, memory_max: int, spilled: int
 ) -> None:
@@ -350,6 +350,25 @@ def test_retained_payloads_beyond_the_memory_stay_on_disk_and_are_sent_whole(
     load_state(again.broker, keeper, in_memory(), allow_empty=False)
     restored = {message.topic: message.payload for message in again.broker.retained.all()}
     assert restored == {each.topic: each.payload for each in kept}
+
+
+@pytest.mark.parametrize(("memory_max", "spilled"), [(145_000, 0), (144_999, 1), (0, 100)])
+def test_the_payloads_of_waiting_messages_count_once(
+    caplog: pytest.LogCaptureFixture, memory_max: int, spilled: int
+) -> None:
+    fs, core = MemoryFileSystem(), MemoryCore()
+    fs.make_directory(DATA)
+    keeper = open_keeper(fs, core.clock, DATA, 2)
+    # A session, its subscription, and for each message a payload and the message itself.
+    assert 3_000 + 900 + 100 * (1_000 + 60 + 351) == 145_000
+    messages = [queued("a", b"%04d" % n * 250) for n in range(100)]
+    keeper.save([session("c"), subscription("a"), *messages], source=OF_BROKER)
+    contents = bounded_contents(fs, keeper.directory, memory_max)
+    load_state(core.broker, keeper, contents, allow_empty=False)
+    told = [each for each in caplog.records if each.message == "snapshot_payloads_on_disk"]
+    assert [each.__dict__["facts"]["messages"] for each in told] == ([spilled] if spilled else [])
+    outbox = core.broker.registry.sessions["c"].outbox
+    assert [each.body() for each in outbox.waiting()] == [b"%04d" % n * 250 for n in range(100)]
 
 
 def reloaded(

@@ -99,3 +99,16 @@ def test_loaded_state_shares_the_memory_and_the_file() -> None:
     assert not contents.take(1)
     contents.flush()
     assert made[0].read_at(350, 3) == b"run"
+
+
+@pytest.mark.parametrize(("reads", "left"), [(0, 200), (1, 50)])
+def test_a_content_counts_once_in_memory_and_a_short_one_in_the_file_each_time(
+    reads: int, left: int
+) -> None:
+    contents, _ = bounded(1000)
+    # 60 bytes beside the first one; then the second one has no room.
+    fill(contents, [740, 150])
+    for number in (0, 1, 1, *[2] * reads):
+        contents.get(number)
+    assert contents.take(left)
+    assert not contents.take(1)
