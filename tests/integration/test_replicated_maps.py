@@ -537,3 +537,44 @@ def test_a_drop_that_the_leader_cannot_write_is_done_at_the_next_start() -> None
         reopened = three.start("a")
         for other in (reopened, three.databases["b"]):
             until(lambda: len(other.slabs()) == 1, "the slab is dropped")  # noqa: B023
+
+
+def test_a_question_for_an_id_that_has_no_answer_is_not_kept(
+    three: Three, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three.lead("a")
+    write(three.databases["a"], "t", b"1")
+    three.settle()
+    monkeypatch.setattr("siltstone.store.keyvalue.TIMEOUT", 0.2)
+    three.sites["b"].loses_answers = True
+    with pytest.raises(OutcomeUnknownError):
+        three.databases["b"].outcome("order 1")
+    assert three.sites["b"].attached[KEY].waits == 0
+    three.sites["b"].loses_answers = False
+    assert three.databases["b"].outcome("order 1") is None
+
+
+def test_a_read_does_not_wait_for_a_record_that_never_counts(three: Three) -> None:
+    three.lead("a")
+    write(three.databases["a"], "t", b"1")
+    three.settle()
+    three.sites["a"].is_cut = True
+    three.databases["a"].append(Columns([b"t"], [b"lost"]))
+    committer = three.databases["a"]._queues[0].committer  # noqa: SLF001
+    until(lambda: committer.serial == 2, "the record is under way")
+    found: list[bytes | SiltstoneError | None] = []
+
+    def read() -> None:
+        try:
+            found.append(three.databases["b"].get("t"))
+        except SiltstoneError as exc:
+            found.append(exc)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    # It learns what the leader has, and waits for that.
+    _NEVER.wait(0.1)
+    assert not found
+    three.lead("c")
+    thread.join(PATIENCE)
+    assert found == [b"1"]

@@ -20,6 +20,7 @@ from siltstone.errors import (
     ClosedError,
     InvalidTopicError,
     NotFoundError,
+    OutcomeUnknownError,
     SlabDroppedError,
     UsageError,
 )
@@ -219,7 +220,12 @@ class KeyValueDatabase:
         if queue.is_shared:
             # A transaction that changes nothing finds the id where the shard is led.
             asked = Operations(ANY_TERM, ANY_GENERATION, True, digest)  # noqa: FBT003 - compiled
-            queue.submit(asked, TIMEOUT).wait(TIMEOUT)
+            ticket = queue.submit(asked, TIMEOUT)
+            try:
+                ticket.wait(TIMEOUT)
+            except OutcomeUnknownError:
+                queue.withdraw(ticket)
+                raise
             return asked.serial if asked.duplicate else None
         found: list[int | None] = []
         queue.order(lambda: found.append(queue.committer.find_id(digest)))

@@ -114,6 +114,19 @@ class Operations(Queued):
         self.serial = NO_SERIAL
         self.duplicate = False
 
+    def copied(self) -> Operations:
+        """Return the same transaction, with an outcome of its own. The changes are shared."""
+        copied = Operations(self.term, self.generation, self.latest, self.id_digest)
+        copied.size_bytes = self.size_bytes
+        copied.read_serial = self.read_serial
+        copied.reads = self.reads
+        copied.requirements = self.requirements
+        copied.deletions = self.deletions
+        copied.deletes_by_wildcard = self.deletes_by_wildcard
+        copied.adds = self.adds
+        copied.writes = self.writes
+        return copied
+
     def changes_nothing(self) -> bool:
         """Return whether there is nothing to store."""
         return not self.writes and self.deletions is None

@@ -19,7 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-# Given-up attempts that a sender repeats in each later attempt; one that is older is refused.
+# Given-up attempts that a sender repeats in each later attempt. With so many above the oldest open
+# one, it begins no other.
 GIVEN_UP_MAX: Final = 1000
 
 
@@ -53,18 +54,29 @@ class Sender:
         self._open: dict[int, int] = {}
         self._given_up: list[int] = []
 
+    def is_full(self) -> bool:
+        """Return whether no attempt may begin, because it could not name all that were given up."""
+        if len(self._given_up) < GIVEN_UP_MAX:
+            return False
+        self._forget()
+        return len(self._given_up) >= GIVEN_UP_MAX
+
+    def _forget(self) -> None:
+        """Forget what was given up below the lowest open attempt."""
+        lowest = min(self._open, default=self._next)
+        self._given_up = [each for each in self._given_up if each > lowest]
+
     def begin(self, term: int) -> Attempt:
-        """Return a new attempt for the leader of a term."""
+        """Return a new attempt for the leader of a term. The caller knows that it is not full."""
         number = self._next
         self._next += 1
         self._open[number] = term
-        lowest = min(self._open)
-        self._given_up = [each for each in self._given_up if each > lowest][-GIVEN_UP_MAX:]
+        self._forget()
         return Attempt(
             sender=self.sender,
             number=number,
             term=term,
-            lowest=lowest,
+            lowest=min(self._open),
             given_up=tuple(self._given_up),
         )
 
@@ -128,9 +140,10 @@ class Admissions:
                 self._early = [*self._early[-GIVEN_UP_MAX:], attempt]
             return False
         known = self._known.setdefault(attempt.sender, _Known())
-        known.lowest = max(known.lowest, attempt.lowest)
-        known.taken.update(attempt.given_up)
-        known.taken = {number for number in known.taken if number >= known.lowest}
+        if attempt.lowest > known.lowest:
+            known.lowest = attempt.lowest
+            known.taken = {number for number in known.taken if number >= known.lowest}
+        known.taken.update([number for number in attempt.given_up if number >= known.lowest])
         if attempt.number < known.lowest or attempt.number in known.taken:
             return False
         known.taken.add(attempt.number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from siltstone.store.tx.commit.attempts import Admissions, Attempt, Sender, Stored
+from siltstone.store.tx.commit.attempts import GIVEN_UP_MAX, Admissions, Attempt, Sender, Stored
 
 NAME = b"s" * 16
 
@@ -101,3 +101,23 @@ def test_an_attempt_says_what_has_ended() -> None:
     )
     sender.ended(first.number)
     assert sender.begin(1) == Attempt(sender=NAME, number=4, term=1, lowest=3)
+
+
+def test_what_an_attempt_gave_up_below_a_higher_lowest_is_not_remembered() -> None:
+    admissions = leading(1)
+    assert admissions.admit(Attempt(sender=NAME, number=9, term=1, lowest=9))
+    late = Attempt(sender=NAME, number=8, term=1, lowest=1, given_up=(2, 3))
+    assert not admissions.admit(late)
+    assert admissions.size() == 1
+
+
+def test_a_sender_with_too_many_given_up_attempts_is_full_until_the_oldest_ends() -> None:
+    sender = Sender(NAME)
+    oldest = sender.begin(1)
+    for _ in range(GIVEN_UP_MAX):
+        assert not sender.is_full()
+        sender.give_up(sender.begin(1).number)
+    assert sender.is_full()
+    sender.ended(oldest.number)
+    assert not sender.is_full()
+    assert sender.begin(1).given_up == ()

@@ -55,7 +55,7 @@ from siltstone.store.tx import catalog
 from siltstone.store.tx.commit.attempts import Admissions, Attempt, Stored
 from siltstone.store.tx.commit.committer import KeyValueRecord, Room
 from siltstone.store.tx.commit.shard import KeyValueShard
-from siltstone.store.tx.operations import NO_SERIAL, Operations
+from siltstone.store.tx.operations import Operations
 from siltstone.store.writer.commit_log import Record, RecordKind, Replica
 from siltstone.store.writer.replication.messages import Change, MessageKind
 from siltstone.store.writer.ticket import Ticket
@@ -221,6 +221,9 @@ class KeyValueReplica:
         until = monotonic() + seconds
         point = self._here()
         while True:
+            if point is not None and self.log.view.term > point.term:
+                # The record that its leader had under way may never count.
+                point = None
             if point is not None and self._committer.stored_serial >= point.serial:
                 return point.term
             left = until - monotonic()
@@ -239,8 +242,12 @@ class KeyValueReplica:
         The record that is under way belongs to it: another site may have read it in the shared log
         and have acknowledged it.
         """
-        view = self.log.view
-        return Point(view.term, self._committer.serial) if view.leads else None
+        before = self.log.view
+        serial = self._committer.serial
+        after = self.log.view
+        if not before.leads or not after.leads or before.term != after.term:
+            return None
+        return Point(before.term, serial)
 
     def _ask_leader(self, seconds: float) -> Point | None:
         """Return what the leader has committed; None if there is no answer in time."""
@@ -334,7 +341,6 @@ class KeyValueReplica:
             if done.error is None:
                 then(Committed(operations.serial, operations.duplicate))
                 return
-            operations.serial, operations.duplicate = NO_SERIAL, False
             then(done.error)
 
         ticket.on_done(tell)

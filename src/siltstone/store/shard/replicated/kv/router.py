@@ -1,11 +1,14 @@
 """The way of transactions to the leader of a replicated shard, wherever it is.
 
 Each attempt is sent once. Its outcome is the answer of the leader, or what this site reads in the
-shared log: the record with the attempt, or a term that counted before such a record. So an answer
-that is lost does no harm while this site reads the log.
+shared log: the record with the attempt, or a term that counted before such a record. So the lost
+answer of a commit does no harm while this site reads the log. A transaction that changes nothing is
+sent again when its answer is lost. The lost answer of another refusal is found by nobody: the
+outcome stays unknown until another site leads.
 
 Invariants:
-- a transaction is sent again only if the attempt before it was refused for certain;
+- a transaction is sent again only if the attempt before it was refused for certain, or if it
+  changes nothing;
 - a transaction that nothing waits for any more is not sent again, and its outcome is unknown;
 - the bytes of the waiting transactions are bounded.
 """
@@ -127,6 +130,8 @@ class CommitRouter:
         """Send what is not under way: the leader has changed, or some time has passed."""
         view = self._log.view
         with self._condition:
+            if self._closed:
+                return
             for number in self._sender.counted_term(view.term):
                 # It was refused for certain: the new leader decides.
                 self._again(self._sent[number])
@@ -137,6 +142,8 @@ class CommitRouter:
     def counted(self, stored: Iterable[Stored]) -> None:
         """Take the transactions of a record that counted. On the thread of the shard."""
         with self._condition:
+            if self._closed:
+                return
             found = [
                 (self._sent[each.number], Committed(each.serial, duplicate=False))
                 for each in self._sender.counted(stored)
@@ -149,6 +156,8 @@ class CommitRouter:
     def lose(self) -> None:
         """Take that this site has not read a part of the log: it was copied from another site."""
         with self._condition:
+            if self._closed:
+                return
             lost: list[_Waiting] = []
             for waiting in list(self._sent.values()):
                 self._sender.give_up(waiting.number)
@@ -200,6 +209,10 @@ class CommitRouter:
     def _add(self, waiting: _Waiting) -> None:
         if self._closed:
             raise ClosedError("the database is closed")
+        if self._sender.is_full():
+            raise OverloadedError(
+                "too many transactions were given up while an older one has no outcome, try again"
+            )
         self._waiting[waiting.ticket] = waiting
         self._pending_bytes += waiting.operations.size_bytes
         self._send(waiting)
@@ -215,16 +228,19 @@ class CommitRouter:
         waiting.number = 0
 
     def _send(self, waiting: _Waiting) -> bool:
-        """Send a transaction to the leader; return whether one is known."""
+        """Send a transaction to the leader; return False if none can be sent now."""
         view = self._log.view
         if not view.leads and view.leader in ("", self._cluster.site):
+            return False
+        if self._sender.is_full():
             return False
         attempt = self._sender.begin(view.term)
         waiting.number = attempt.number
         self._sent[attempt.number] = waiting
         then = partial(self._answered, attempt.number)
         if view.leads:
-            self._commit_here(attempt, waiting.operations, then)
+            # A later attempt may be committed elsewhere before this one is refused.
+            self._commit_here(attempt, waiting.operations.copied(), then)
             return True
         call = encode_commit(attempt, waiting.operations)
         if len(call) > CALL_BYTES_MAX:
@@ -241,10 +257,13 @@ class CommitRouter:
     def _answered(self, number: int, answer: Answer) -> None:
         with self._condition:
             waiting = self._sent.get(number)
-            if waiting is None or answer is None:
-                # The shared log tells what became of it.
+            if waiting is None:
                 return
-            if isinstance(answer, OutcomeUnknownError | ClosedError):
+            if answer is None or isinstance(answer, OutcomeUnknownError | ClosedError):
+                # The shared log tells what became of it, if it changed something.
+                if waiting.operations.changes_nothing():
+                    self._sender.ended(number)
+                    self._again(waiting)
                 return
             if isinstance(answer, PoisonedError) and not self._log.view.leads:
                 # That site is broken. The record may have counted.
