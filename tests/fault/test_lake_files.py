@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError
 
 import siltstone
 from siltstone.clock import ManualClock
-from siltstone.errors import RetryError
+from siltstone.errors import RetryError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.faulty import Fault, FaultyFileSystem, Operation, Pause
 from siltstone.fs.memory import PowerCut
@@ -26,6 +26,7 @@ from siltstone.pipeline.lake.delta import (
     add_files,
     ensure_table,
     last_batch,
+    refuse_lost_version,
     replace_files,
     replace_merged,
     restore_version,
@@ -331,6 +332,20 @@ def test_a_table_that_has_lost_its_commits_does_not_begin_again(tmp_path: Path, 
     with pytest.raises(RetryError):
         daily(fs, table)
     assert [file.name for file in log.iterdir()] == [left]
+
+
+def test_a_version_whose_commits_are_gone_cannot_be_restored(tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    fs = Recorder()
+    daily(fs, table)
+    for batch in (1, 2):
+        add_one(fs, table, batch)
+    refuse_lost_version(fs, table, 1, transaction=("one", 2))
+    shorten_log(fs, table, hours=0)
+    with pytest.raises(UsageError, match="version 1 of table t is gone, so it cannot be restored"):
+        refuse_lost_version(fs, table, 1, transaction=("one", 2))
+    # A table that was not changed is not restored.
+    refuse_lost_version(fs, table, 1, transaction=("one", 3))
 
 
 def test_a_table_with_newer_features_gets_its_commits_from_delta_rs(tmp_path: Path) -> None:
