@@ -75,6 +75,7 @@ class Three:
         self.engines: dict[str, FailingEngine] = {}
         self.sites: dict[str, MemorySite] = {}
         self.databases: dict[str, KeyValueDatabase] = {}
+        self.stores: dict[str, Store] = {}
         for name in "abc":
             self.start(name)
 
@@ -88,6 +89,7 @@ class Three:
 
         store = site.open(self.files[name], open_engine=open_engine)
         self.closing.callback(_close, store)
+        self.stores[name] = store
         database = self.databases[name] = store.keyvalue("m", self.settings)
         return database
 
@@ -578,3 +580,57 @@ def test_a_read_does_not_wait_for_a_record_that_never_counts(three: Three) -> No
     three.lead("c")
     thread.join(PATIENCE)
     assert found == [b"1"]
+
+
+def test_a_local_map_is_not_taken_for_the_replicated_one_of_its_name() -> None:
+    logs, files, engines = SharedLogs(), MemoryFileSystem(), [MemoryEngine()]
+
+    def open_engine(_: PurePath) -> MemoryEngine:
+        engines.append(engines[-1].reopened())
+        return engines[-1]
+
+    with logs.site("a").open(files, open_engine=open_engine) as store:
+        with store.keyvalue("m", KeyValueSettings(timed=False)).transaction() as transaction:
+            transaction.write("t", b"1")
+        with pytest.raises(UsageError, match="local key-value database 'm'"):
+            store.keyvalue("m", SETTINGS)
+    with logs.site("a").open(files, open_engine=open_engine) as store:
+        with pytest.raises(UsageError, match="local key-value database 'm'"):
+            store.keyvalue("m", SETTINGS)
+        assert store.keyvalue("m", KeyValueSettings(timed=False)).get("t") == b"1"
+        store.drop_keyvalue("m")
+        assert store.keyvalue_names() == []
+
+
+def test_a_known_database_is_opened_without_the_other_sites(
+    three: Three, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three.lead("a")
+    write(three.databases["a"], "t", b"1")
+    three.settle()
+    three.crash("c")
+
+    def away(*_: object) -> None:
+        raise OutcomeUnknownError("too few sites are there")
+
+    monkeypatch.setattr(MemorySite, "found", away)
+    assert [row.value for row in three.start("c").read()] == [b"1"]
+
+
+def test_a_database_whose_creation_was_cut_asks_the_cluster_again() -> None:
+    logs, files = SharedLogs(), MemoryFileSystem()
+    with logs.site("a").open(files, open_engine=lambda _: MemoryEngine()) as store:
+        store.keyvalue("m", SETTINGS)
+    # Nothing but the directory is left.
+    site = logs.site("a")
+    with site.open(files, open_engine=lambda _: MemoryEngine()) as store:
+        assert store.keyvalue("m", SETTINGS).settings.backend == "replicated"
+        assert KEY in site.attached
+
+
+def test_a_replicated_map_is_not_dropped_at_one_site(three: Three) -> None:
+    store = three.stores["a"]
+    with pytest.raises(UsageError, match="only the copy of this site"):
+        store.drop_keyvalue("m")
+    three.lead("a")
+    assert write(three.databases["a"], "t", b"1") == 1

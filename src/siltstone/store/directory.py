@@ -349,7 +349,8 @@ class Store:
         if names:
             raise UsageError(
                 f"replicated key-value databases cannot begin anew: {', '.join(names)}; keep their "
-                f"rows with 'siltstone kv read NAME', and remove them with 'siltstone kv drop NAME'"
+                f"rows with 'siltstone kv read NAME', and remove them from the stopped site with "
+                f"'siltstone kv drop NAME'"
             )
 
     def progress(self, name: str) -> list[Marked]:
@@ -404,11 +405,28 @@ class Store:
         store is read-only; CorruptionError.
         """
         require_kind("name", name, str, "text")
-        founding = None
-        if settings is not None:
-            require_kind("settings", settings, KeyValueSettings, "a KeyValueSettings")
-            # Not while the mutex is held: the other sites may be away.
+        if settings is None:
+            return self._kept_keyvalue(name, None, None, create=create)
+        require_kind("settings", settings, KeyValueSettings, "a KeyValueSettings")
+        # Not while the mutex is held: the other sites may be away.
+        is_here = name in self.keyvalue_names()
+        founding = None if is_here else self._map_founding(name, settings)
+        try:
+            return self._kept_keyvalue(name, settings, founding, create=create)
+        except _UnfoundedError:
+            # The process ended while it created the database.
             founding = self._map_founding(name, settings)
+            return self._kept_keyvalue(name, settings, founding, create=create)
+
+    def _kept_keyvalue(
+        self,
+        name: str,
+        settings: KeyValueSettings | None,
+        founding: Founding[KeyValueSettings] | None,
+        *,
+        create: bool,
+    ) -> KeyValueDatabase:
+        """Return a key-value database, which is opened or created only once."""
         with self._mutex:
             self._check_writable()
             known = self._keyvalues.get(name)
@@ -430,6 +448,8 @@ class Store:
                 check_logs(self._fs, directory)
                 known = self._open_keyvalue(name, directory, settings, founding)
                 self._keyvalues = {**self._keyvalues, name: known}
+            if settings is not None and name != COMMITS:
+                _check_backend(name, settings, known.settings)
             return known
 
     def _map_founding(
@@ -484,6 +504,9 @@ class Store:
         room.write_back = engine.write_back
         if founding is not None:
             settings = founding.settings
+        wants_sites = settings is not None and settings.backend != "local"
+        if self._cluster is not None and founding is None and wants_sites:
+            self._check_founded(name, engine)
         return KeyValueDatabase(
             engine,
             self._clock,
@@ -493,6 +516,12 @@ class Store:
             place=self._map_place(name, directory, engine, founding),
             founding=founding,
         )
+
+    def _check_founded(self, name: str, engine: Engine) -> None:
+        """Check that an engine has a database; close it otherwise. Raises: _UnfoundedError."""
+        if not catalog.is_created(engine):
+            engine.close()
+            raise _UnfoundedError(name)
 
     def _map_place(
         self,
@@ -542,8 +571,13 @@ class Store:
         return {name: place for name, place in places.items() if has_begun(self._fs, place)}
 
     def drop_keyvalue(self, name: str) -> None:
-        """Delete a key-value database with all its rows. Raises: NotFoundError, UsageError."""
+        """Delete a key-value database with all its rows.
+
+        Raises: NotFoundError; UsageError, also for a replicated one in a store with a cluster.
+        """
         require_kind("name", name, str, "text")
+        if self._cluster is not None and name in self.keyvalue_names():
+            _check_local(name, self.keyvalue(name, create=False).settings)
         with self._mutex:
             self._check_writable()
             if name not in self.keyvalue_names():
@@ -705,6 +739,28 @@ def open_store(
     if 0 in encoded:
         raise UsageError(f"path must not have the character U+0000: path={str(path)!r}")
     return Store(absolute_path(path), read_only=read_only, clock=clock, cluster=cluster)
+
+
+class _UnfoundedError(Exception):
+    """A directory has no database yet, and the cluster must be asked about it."""
+
+
+def _check_local(name: str, settings: KeyValueSettings) -> None:
+    """Check that only this site has a database. Raises: UsageError."""
+    if settings.backend != "local":
+        raise UsageError(
+            f"key-value database {name!r} is replicated, and this would delete only the copy of "
+            f"this site: delete its rows in transactions instead"
+        )
+
+
+def _check_backend(name: str, wanted: KeyValueSettings, found: KeyValueSettings) -> None:
+    """Check that a database of this site is not taken for a shared one. Raises: UsageError."""
+    if wanted.backend != "local" and found.backend == "local":
+        raise UsageError(
+            f"this site has a local key-value database {name!r}, so it cannot have the replicated "
+            f"one of this name: copy its rows, drop it with 'siltstone kv drop {name}', and restart"
+        )
 
 
 def _without(known: Mapping[str, _T], name: str) -> dict[str, _T]:
