@@ -14,8 +14,10 @@ from siltstone import Store
 from siltstone.clock import SystemClock
 from siltstone.errors import RetryError, UsageError
 from siltstone.flight.client import NodeClient
+from siltstone.flight.origin import RemotePortion
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.scan.node import Node, parse_node
+from siltstone.scan.options import ReadOptions
 from siltstone.store.database import Database
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.slab.settings import DatabaseSettings
@@ -140,6 +142,30 @@ def test_a_query_continues_behind_the_rows_that_it_has(
     with NodeClient(failing) as client:
         assert rows_of(client, tickets) == expected
     assert proxy.cuts_left == 0
+
+
+def test_a_query_that_accepts_loss_does_not_continue_behind_the_rows_that_it_has(
+    closing: ExitStack, tmp_path: Path
+) -> None:
+    first, second = two(closing, tmp_path)
+    with NodeClient(first.node) as one:
+        # A query of several batches.
+        plan = one.plan(PLAN["options"] | {"rowsPerBatch": "50"})
+        ticket = plan.endpoints[0].ticket.ticket
+        schema = next(iter(one.get(ticket))).schema
+    port = int(first.node.url.rpartition(":")[2])
+    proxy = closing.enter_context(CuttingProxy(port, cuts=1, after_bytes=400_000))
+    failing = parse_node(f"grpc+tcp://127.0.0.1:{proxy.port},{second.node.url}")
+    options = ReadOptions(database="m", node=failing, fails_on_loss=False)
+    batches = RemotePortion(ticket).batches(PosixFileSystem(), options, schema)
+    assert next(batches).num_rows > 0
+    with pytest.raises(RetryError, match="cannot connect"):
+        list(batches)
+    first.die()
+    failing = both(first, second)
+    options = ReadOptions(database="m", node=failing, fails_on_loss=False)
+    whole = RemotePortion(ticket).batches(PosixFileSystem(), options, schema)
+    assert sum(batch.num_rows for batch in whole) > 0
 
 
 def test_a_program_reads_at_the_site_that_is_left(closing: ExitStack, tmp_path: Path) -> None:

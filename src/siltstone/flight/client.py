@@ -132,9 +132,12 @@ class NodeClient:
         descriptor = flight.FlightDescriptor.for_command(dump(request))
         return self._anywhere(lambda: self._client.get_flight_info(descriptor, self._options))
 
-    def get(self, ticket: bytes) -> Iterator[pa.RecordBatch]:
+    def get(self, ticket: bytes, *, continues: bool = True) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a ticket. All sites have them in the same order, so another site
         continues behind the rows that one had sent before it failed.
+
+        Set `continues` to false if sites may leave out different rows, which they have lost. Then
+        another site only begins. Raises: RetryError.
         """
         taken, failed = 0, 0
         while True:
@@ -149,7 +152,7 @@ class NodeClient:
                         yield batch.slice(skipped)
             except RetryError:
                 failed += 1
-                if failed == len(self._urls):
+                if failed == len(self._urls) or (taken and not continues):
                     raise
                 self._turn()
             else:

@@ -33,7 +33,7 @@ class RemotePortion:
         del fs
         assert options.node is not None
         with NodeClient(options.node) as client:
-            for batch in client.get(self.ticket):
+            for batch in client.get(self.ticket, continues=options.fails_on_loss):
                 yield complete(batch, schema)
 
 
