@@ -38,8 +38,12 @@ def test_a_map_is_created_written_and_read_at_every_site(tmp_path: Path) -> None
                     "t/b": b"b",
                     "t/c": b"c",
                 }
-        status = run_command("cluster", "status", "--json", "--data", str(tmp_path / "a"))
-        assert json.loads(status.stdout)["shards"][SHARD]["health"] == "ok"
+
+        def is_healthy() -> bool:
+            status = run_command("cluster", "status", "--json", "--data", str(tmp_path / "a"))
+            return bool(json.loads(status.stdout)["shards"][SHARD]["health"] == "ok")
+
+        until(is_healthy, "all sites are in sync")
 
 
 def test_counters_lose_nothing_when_the_leader_is_killed(tmp_path: Path) -> None:
