@@ -55,6 +55,7 @@ async def _answer(shard: ReplicatedLog, values: dict[str, Any]) -> bytes:
             return offer.encode()
         case "digest":
             path, end = str(values["path"]), int(values["end"])
+            shard.note_read(checked_path(path))
             return await asyncio.to_thread(digest_of_file, shard.fs, shard.place, path, end)
         case "rows":
             path = checked_path(str(values["path"]))
@@ -63,6 +64,7 @@ async def _answer(shard: ReplicatedLog, values: dict[str, Any]) -> bytes:
             path, offset, length = str(values["path"]), int(values["offset"]), int(values["length"])
             if not 0 <= length <= PART_BYTES:
                 raise UsageError(f"a part must have at most {PART_BYTES} bytes, got {length}")
+            shard.note_read(checked_path(path))
             return await asyncio.to_thread(read_part, shard.fs, shard.place, path, offset, length)
         case other:
             raise UsageError(f"unknown request {other!r}")

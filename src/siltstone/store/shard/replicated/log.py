@@ -135,6 +135,7 @@ class Files:
         sealed_segments: Callable[[], list[str]],
         check: Callable[[Offer], None],
         install: Callable[[], None],
+        note_read: Callable[[str], None] | None = None,
     ) -> None:
         self.apply = apply
         self.publish = publish
@@ -159,6 +160,8 @@ class Files:
         self.check = check
         # Replaces the files by those that were copied, and opens the shard again. From any thread.
         self.install = install
+        # Takes that another site reads a file that was offered. From any thread.
+        self.note_read = note_read
 
 
 class ReplicatedLog:
@@ -310,6 +313,11 @@ class ReplicatedLog:
     def ask_for_offer(self, then: Callable[[Offer | None], None]) -> None:
         """Call `then` with what another site may copy, on the thread of the shard."""
         self._put(_Ask(then))
+
+    def note_read(self, path: str) -> None:
+        """Take that another site reads a file that was offered. From any thread."""
+        if self._files is not None and self._files.note_read is not None:
+            self._files.note_read(path)
 
     @property
     def place(self) -> PurePath:

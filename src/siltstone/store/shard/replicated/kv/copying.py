@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import PurePath
 from threading import Lock, Thread
 from time import monotonic
@@ -31,7 +32,7 @@ from siltstone.store.shard.replicated.payloads import BadPayloadError
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.tx import catalog
 from siltstone.store.tx.commit.changes import CHANGES_FAMILY, changes_end, changes_key
-from siltstone.store.tx.commit.committer import KeyValueRecord
+from siltstone.store.tx.commit.committer import KeyValueRecord, Room
 from siltstone.store.writer.commit_log import RecordKind
 
 SUFFIX: Final = ".rows"
@@ -59,27 +60,39 @@ def _families(engine: Engine, shard: int) -> list[str]:
 
 
 class Exports:
-    """The offers of a shard to sites that copy it."""
+    """The offers of a shard to sites that copy it. Each has a directory of its own, which is kept
+    while another site reads it.
+    """
 
-    def __init__(self, fs: FileSystem, place: PurePath, engine: Engine, shard: int) -> None:
+    def __init__(
+        self, fs: FileSystem, place: PurePath, engine: Engine, shard: int, room: Room | None
+    ) -> None:
         self._fs = fs
         self._place = place
         self._engine = engine
         self._shard = shard
+        self._room = room
         self._lock = Lock()
         self._is_writing = False
         self._offer: Offer | None = None
         self._until = 0.0
+        # The directories of the offers, with the times when they were last used.
+        self._used: dict[str, float] = {}
+        self._number = 0
         self._closed = False
 
     def clear(self) -> None:
         """Remove what an earlier process has left."""
-        if self._fs.exists(self._place):
-            remove_tree(self._fs, self._place)
+        self._remove(self._place)
 
     def close(self) -> None:
         """Offer nothing more."""
         self._closed = True
+
+    def note_read(self, path: str) -> None:
+        """Take that another site reads a file of an offer. From any thread."""
+        with self._lock:
+            self._use(PurePath(path).parts[0])
 
     def offer(self, marked: Marked, then: Callable[[Offer | None], None]) -> None:
         """Call `then` with an offer, perhaps later; with None while another one is being written.
@@ -88,21 +101,30 @@ class Exports:
         """
         with self._lock:
             if self._offer is not None and monotonic() < self._until:
+                self._use(str(self._number))
                 then(self._offer)
                 return
             if self._is_writing or self._closed:
                 then(None)
                 return
             self._is_writing = True
+        views: list[tuple[str, bytes, bytes, View]] = []
+        try:
+            for family, start, stop in self._all_ranges():
+                views.append((family, start, stop, self._engine.view(family)))
+            Thread(target=self._write, args=(marked, views, then), daemon=True).start()
+        except BaseException:
+            self._end_writing(views, None)
+            raise
+
+    def _all_ranges(self) -> list[_Range]:
         engine, shard = self._engine, self._shard
         ranges = _ranges(engine, shard)
         ranges += [(family, b"", _END) for family in _families(engine, shard)]
         if shard == 0:
             # The settings are committed through it. The copying site has some until it has these.
             ranges.append((DEFAULT_FAMILY, *catalog.settings_range()))
-        views = [(family, start, stop, engine.view(family)) for family, start, stop in ranges]
-        write = Thread(target=self._write, args=(marked, views, then), daemon=True)
-        write.start()
+        return ranges
 
     def _write(
         self,
@@ -112,30 +134,33 @@ class Exports:
     ) -> None:
         offer: Offer | None = None
         try:
-            offer = self._written(marked, views)
-        except SiltstoneError:
-            # The disk is full, or the database is being closed. The site asks again, or another.
-            self._is_writing = False
+            # If the disk is full, or the database is being closed, the site asks again, or another.
+            with suppress(SiltstoneError):
+                offer = self._written(marked, views)
         finally:
-            for *_, view in views:
-                view.release()
-            with self._lock:
-                self._offer, self._until = offer, monotonic() + OFFER_SECONDS
-                self._is_writing = False
+            self._end_writing(views, offer)
             then(offer)
 
+    def _end_writing(
+        self, views: list[tuple[str, bytes, bytes, View]], offer: Offer | None
+    ) -> None:
+        for *_, view in views:
+            view.release()
+        with self._lock:
+            self._offer, self._until = offer, monotonic() + OFFER_SECONDS
+            if offer is not None:
+                self._use(str(self._number))
+            self._is_writing = False
+
     def _written(self, marked: Marked, views: list[tuple[str, bytes, bytes, View]]) -> Offer:
-        self.clear()
-        directory = self._place / "1"
-        create_directories(self._fs, directory)
-        name = f"{marked.position.sequence:020}{SUFFIX}"
-        size = 0
-        with self._fs.create(directory / name) as file:
-            for family, start, stop, view in views:
-                for payload in _payloads(family, start, stop, view):
-                    file.write(_LENGTH.pack(len(payload)) + payload)
-                    size += _LENGTH.size + len(payload)
-        copied = CopyFile(path=f"1/{name}", size_bytes=size, end=size)
+        self._remove_unused()
+        self._number += 1
+        number = str(self._number)
+        try:
+            copied = self._write_file(f"{number}/{marked.position.sequence:020}{SUFFIX}", views)
+        except BaseException:
+            self._remove(self._place / number)
+            raise
         return Offer(
             marked=marked,
             settings=DatabaseSettings(),
@@ -143,6 +168,38 @@ class Exports:
             reclaimed=None,
             files=(copied,),
         )
+
+    def _write_file(self, path: str, views: list[tuple[str, bytes, bytes, View]]) -> CopyFile:
+        create_directories(self._fs, (self._place / path).parent)
+        size = 0
+        with self._fs.create(self._place / path) as file:
+            for family, start, stop, view in views:
+                for payload in _payloads(family, start, stop, view):
+                    needed = _LENGTH.size + len(payload)
+                    if self._room is not None and (full := self._room(needed)) is not None:
+                        raise full
+                    file.write(_LENGTH.pack(len(payload)) + payload)
+                    size += needed
+        return CopyFile(path=path, size_bytes=size, end=size)
+
+    def _remove_unused(self) -> None:
+        """Remove the offers that no site reads."""
+        since = monotonic() - OFFER_SECONDS
+        with self._lock:
+            unused = [number for number, used in self._used.items() if used <= since]
+            for number in unused:
+                del self._used[number]
+        for number in unused:
+            self._remove(self._place / number)
+
+    def _remove(self, directory: PurePath) -> None:
+        if self._fs.exists(directory):
+            remove_tree(self._fs, directory)
+
+    def _use(self, number: str) -> None:
+        """Keep an offer for a while. The caller holds the lock."""
+        if number == str(self._number) or number in self._used:
+            self._used[number] = monotonic()
 
 
 def _payloads(family: str, start: bytes, stop: bytes, view: View) -> Iterator[bytes]:

@@ -137,7 +137,7 @@ class KeyValueReplica:
         self.number = committer.record.shard
         self.log = self._open_log()
         own = place.directory / str(self.number)
-        self._exports = Exports(place.fs, own, engine, self.number)
+        self._exports = Exports(place.fs, own, engine, self.number, room)
         self._exports.clear()
         self._installing = Lock()
         self._closed = False
@@ -189,6 +189,7 @@ class KeyValueReplica:
                 waits=lambda: self._router.pending,
                 changed=self._changed,
                 offer=self._exports.offer,
+                note_read=self._exports.note_read,
                 replicas=self._callbacks.replicas,
                 sealed_segments=list,
                 check=self._check_copied,
