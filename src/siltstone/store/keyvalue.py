@@ -555,7 +555,7 @@ class KeyValueDatabase:
             require_local(settings.backend)
         if place is not None:
             for number in copied_shards(place.fs, place.directory):
-                load(place.fs, place.directory, engine, number)
+                load(place.fs, place.directory, engine, number, self._room)
         records = catalog.read_slabs(engine)
         catalog.drop_orphans(engine, records)
         if place is None:

@@ -236,17 +236,22 @@ def check_copied(fs: FileSystem, staging: Staging, offer: Offer) -> None:
     fs.sync_directory(staging.place)
 
 
-def load(fs: FileSystem, directory: PurePath, engine: Engine, shard: int) -> Marked:
+def load(
+    fs: FileSystem, directory: PurePath, engine: Engine, shard: int, room: Room | None
+) -> Marked:
     """Replace what the engine has of a shard by what was copied; return its mark.
 
-    On the thread of the shard, or before it begins. Raises: CorruptionError, DiskError; the next
-    start does it again.
+    On the thread of the shard, or before it begins. Raises: CorruptionError, DiskError,
+    StorageFullError; the next start does it again.
     """
     offer, path = offer_to_install(fs, directory, shard)
     staging = Staging(fs, directory, shard)
     _remove(engine, shard)
     for file in offer.files:
-        for record in _records(fs, staging.place / file.path):
+        for record, size in _records(fs, staging.place / file.path):
+            if room is not None and (full := room(size)) is not None:
+                # RocksDB does not recover after the disk was full once.
+                raise full
             for family in record.changes.values:
                 if family not in engine.families():
                     engine.create_family(family)
@@ -267,8 +272,8 @@ def _remove(engine: Engine, shard: int) -> None:
         engine.drop_family(family)
 
 
-def _records(fs: FileSystem, path: PurePath) -> Iterator[KeyValueRecord]:
-    """Yield the records of a file. Raises: CorruptionError."""
+def _records(fs: FileSystem, path: PurePath) -> Iterator[tuple[KeyValueRecord, int]]:
+    """Yield the records of a file, and the bytes of each. Raises: CorruptionError."""
     with fs.open(path, writable=False) as file:
         at, size = 0, file.size()
         while at < size:
@@ -277,5 +282,5 @@ def _records(fs: FileSystem, path: PurePath) -> Iterator[KeyValueRecord]:
                 record, _ = decode_record(RecordKind.KV, file.read_at(at + _LENGTH.size, length))
             except (struct.error, BadPayloadError) as exc:
                 raise CorruptionError(f"a copied shard: {exc}", path=path, offset=at) from exc
-            yield record
+            yield record, length
             at += _LENGTH.size + length

@@ -489,7 +489,8 @@ class KeyValueReplica:
             self.begin()
 
     def _load(self) -> None:
-        load(self._place.fs, self._place.directory, self._engine, self.number)
+        place = self._place
+        load(place.fs, place.directory, self._engine, self.number, self._room)
         self._callbacks.loaded()
 
 

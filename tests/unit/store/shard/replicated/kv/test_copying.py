@@ -7,10 +7,12 @@ import pytest
 
 from siltstone.errors import ClosedError, StorageFullError
 from siltstone.fs.memory import MemoryFileSystem
+from siltstone.fs.publish import create_directories
+from siltstone.store.kv.api import DEFAULT_FAMILY, Changes
 from siltstone.store.kv.memory import MemoryEngine
-from siltstone.store.shard.replicated.copying import Offer
+from siltstone.store.shard.replicated.copying import Offer, Staging
 from siltstone.store.shard.replicated.kv import copying
-from siltstone.store.shard.replicated.kv.copying import Exports
+from siltstone.store.shard.replicated.kv.copying import Exports, load
 from siltstone.store.shard.replicated.mark_file import Marked
 from siltstone.store.tx.commit.committer import Room
 from siltstone.store.writer.replication.messages import Identity
@@ -76,3 +78,25 @@ def test_an_offer_without_room_leaves_nothing_on_the_disk() -> None:
     assert offered(exports) is None
     assert len(asked) == 2
     assert fs.list(PLACE) == []
+
+
+def test_a_copy_without_room_is_not_written_and_is_loaded_later() -> None:
+    fs, source, target = MemoryFileSystem(), MemoryEngine(), MemoryEngine()
+    source.create_family("0.1")
+    changes = Changes()
+    changes.put("0.1", b"key", b"value")
+    source.write(changes)
+    offer = offered(exports_of(fs, source))
+    assert offer is not None
+    staging = Staging(fs, PLACE.parent, 0)
+    copied = staging.place / offer.files[0].path
+    create_directories(fs, copied.parent)
+    with fs.create(copied) as file:
+        file.write(fs.read(PLACE / offer.files[0].path))
+    staging.commit(offer)
+    full = StorageFullError(PLACE, needed_bytes=1)
+    with pytest.raises(StorageFullError):
+        load(fs, PLACE.parent, target, 0, lambda _: full)
+    assert target.families() == [DEFAULT_FAMILY]
+    load(fs, PLACE.parent, target, 0, lambda _: None)
+    assert target.get("0.1", b"key") == b"value"
