@@ -76,7 +76,7 @@ def payload(number: int) -> bytes:
 
 
 def append_rows(path: Path, topics: list[bytes], each: int) -> None:
-    """Append a row for each topic, with so many rows in a call."""
+    """Append a row for each topic, with `each` rows in a call."""
     with siltstone.open(path) as store:
         database = store.create(DATABASE, DatabaseSettings.from_json({"compaction": "off"}))
         for start in range(0, len(topics), each):

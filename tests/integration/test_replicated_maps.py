@@ -94,7 +94,7 @@ class Three:
         return database
 
     def start_cut(self, name: str, operations: int) -> None:
-        """Start a site whose power is cut after so many operations of a copy; wait for that."""
+        """Start a site, and wait until its power is cut after some operations of a copy."""
         site = self.sites[name] = self.logs.site(name)
         site.cut_after = operations
 

@@ -4,7 +4,7 @@
 
 Every message that was acknowledged must be in the lake once: with its payload and its columns as
 delta-rs reads them, and by number as DuckDB reads the files. The kills are in the first part of the
-run. The rest of it shows memory and freshness of a job that nobody disturbs. The plot shows
+run. The rest of it shows memory and freshness of an undisturbed job. The plot shows
 files, versions, memory, rows that wait and freshness over time.
 """
 

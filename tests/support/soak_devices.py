@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from tests.support.broker_process import BrokerProcess
 
-# A device that waits for so many acknowledgements publishes nothing.
+# A device that waits for this number of acknowledgements publishes nothing.
 WINDOW: Final = 100
 # The time between two bursts of a device.
 BURST_SECONDS: Final = 0.2
@@ -89,7 +89,7 @@ class Device:
         self._rest = b""
 
     def send(self, count: int) -> None:
-        """Publish so many messages, or fewer if many wait. Raises: OSError."""
+        """Publish the given number of messages, or fewer if many wait. Raises: OSError."""
         assert self.connection is not None
         room = min(count, WINDOW - len(self._waiting))
         if room > 0:

@@ -46,7 +46,7 @@ _RETAINED_BYTES: Final = 400
 _SESSION_BYTES: Final = 3000
 _SUBSCRIPTION_BYTES: Final = 900
 _MESSAGE_BYTES: Final = 100
-# A run on disk has at most so many messages. Its last one may exceed the number of bytes.
+# The largest number of messages and bytes of a run on disk. Its last message may exceed the bytes.
 _RUN_MESSAGES: Final = 250
 _RUN_BYTES: Final = 256 * 1024
 # Replaces an expiry time of 0, which would mean never.

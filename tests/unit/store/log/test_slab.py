@@ -206,7 +206,7 @@ def test_only_a_current_slab_keeps_the_streams_of_the_last_filter() -> None:
     assert slab.match(filter_) is not found
 
 
-def test_edges_that_nobody_asks_for_do_not_pile_up() -> None:
+def test_edges_that_are_never_asked_for_do_not_pile_up() -> None:
     slab = begun(World()).slab
     blocks = [_edges_of(f"{number:04}" * 1000) for number in range(50)]
     tracemalloc.start()

@@ -494,7 +494,7 @@ class Committer:
             raise self.poison(exc) from exc
 
     def skip_serials(self, count: int) -> None:
-        """Leave a gap of so many serials, durably, as after a crash.
+        """Leave a gap of `count` serials, durably, as after a crash.
 
         Raises: StorageFullError, PoisonedError.
         """

@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-# Given-up attempts that a sender repeats in each later attempt. With so many above the oldest open
-# one, it begins no other.
+# The number of given-up attempts that a sender repeats in each later attempt. A sender that has
+# this number of them above its oldest open attempt begins no other.
 GIVEN_UP_MAX: Final = 1000
 
 

@@ -62,7 +62,7 @@ class Desk:
         return [claim for _, claim, _ in self.sent[first:]]
 
     def answer(self, number: int, answer: Outcome | Exception | None) -> None:
-        """Answer the call that was sent so many calls before."""
+        """Answer an earlier call, counted back from the last one."""
         self.sent[number][2](None if answer is None else encode_answer(answer))
 
     def led_by(self, leader: str, term: int = 1) -> LogView:

@@ -3,8 +3,8 @@
 Each attempt is sent once. Its outcome is the answer of the leader, or what this site reads in the
 shared log: the record with the attempt, or a term that counted before such a record. So the lost
 answer of a commit does no harm while this site reads the log. A transaction that changes nothing is
-sent again when its answer is lost. The lost answer of another refusal is found by nobody: the
-outcome stays unknown until another site leads.
+sent again when its answer is lost. If the answer of another refusal is lost, the outcome stays
+unknown until another site leads.
 
 Invariants:
 - a transaction is sent again only if the attempt before it was refused for certain, or if it
