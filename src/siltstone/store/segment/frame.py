@@ -20,11 +20,12 @@
            each at a multiple of 8
 
 Integers are little endian, as Arrow requires. The serial of a row is the first serial plus its
-index in the frame. The rows of one stream are consecutive and in arrival order, so their serials
-and timestamps rise. An empty section is absent. A state frame opens each segment: it holds the
-whole learned structure and the producers. The seed is a secret of the database, so a payload cannot
-imitate a frame. A room is a range of the segment that a socket fills. The checksum of a room covers
-only its header; the frame that refers to the room has the checksum of its contents.
+index in the frame, except in a compacted frame. The rows of one stream are consecutive and in
+arrival order, so their serials and timestamps rise. An empty section is absent. A state frame opens
+each segment: it holds the whole learned structure and the producers. The seed is a secret of the
+database, so a payload cannot imitate a frame. A room is a range of the segment that a socket fills.
+The checksum of a room covers only its header; the frame that refers to the room has the checksum of
+its contents.
 
 A compacted frame has the rows of many frames, sorted by stream, then by topic, then by serial. Its
 section of serials says which row has which serial: the first serial plus this number. The serials

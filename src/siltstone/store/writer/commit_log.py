@@ -48,7 +48,7 @@ class Replica(Protocol):
     """The files of one shard on this machine."""
 
     def store(self, record: Record) -> None:
-        """Write a record; readers do not see it yet.
+        """Take a record. It may be durable already; readers do not see it yet.
 
         Raises: StorageFullError and OverloadedError, with nothing stored; PoisonedError.
         """
@@ -64,7 +64,11 @@ class CommitLog(Protocol):
     """Decides when a record is committed."""
 
     def commit(self, record: Record, replica: Replica, *, sync: bool) -> None:
-        """Store a record; make it durable if `sync` is set. Raises: the errors of the replica."""
+        """Return when the record is committed; `sync` asks that it is durable on this machine.
+
+        A shared log may be durable without the disk of this machine. Raises: the errors of the
+        replica; NotLeaderError and OutcomeUnknownError of a shared log.
+        """
 
 
 class LocalLog:
