@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
@@ -58,8 +59,6 @@ BANNED_MODULE_NAMES = {"base", "common", "helpers", "utils"}
 PICTURES = re.compile(
     r"(?:Again|Arrears|Birth|Crowd|Deeds|Desk|Door|Errands?|Farewell|Gate|Keeping|Lanes?|Newcomers?|Sight|Wish(?:es)?)(?![a-z])"
 )
-# Nouns of the glossary that still name more than one class.
-TWO_MEANINGS = {"Position": ["store/feed/position.py", "store/writer/replication/rule.py"]}
 BANNED_CLASS_SUFFIXES = ("Handler", "Manager", "Service")
 
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root)/")
@@ -179,22 +178,13 @@ def test_the_architecture_names_modules_that_exist() -> None:
     assert sorted(name for name in named if not (SOURCE / name).is_file()) == []
 
 
-def test_a_noun_of_the_glossary_is_the_name_of_one_class() -> None:
-    text = (ROOT / "docs" / "reference" / "glossary.md").read_text("utf-8")
-    nouns = {
-        noun.strip().title().replace(" ", "").replace("-", "")
-        for entry in re.findall(r"^\*\*([^*]+)\.\*\*", text, re.MULTILINE)
-        for noun in entry.split(",")
-    }
-    assert len(nouns) > 40
-    named = [
-        (node.name, path.relative_to(SOURCE).as_posix())
-        for path in python_files("src/siltstone")
-        for node in ast.parse(path.read_text("utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name in nouns
-    ]
-    found = {noun: [place for name, place in named if name == noun] for noun, _ in named}
-    assert {noun: places for noun, places in found.items() if len(places) > 1} == TWO_MEANINGS
+def test_no_two_public_classes_have_one_name() -> None:
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path in python_files("src/siltstone"):
+        for node in nodes(path):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:

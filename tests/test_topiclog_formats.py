@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from siltstone.store.segment.frame import APART, PLACE, ROOM
 from siltstone.topiclog.protocol import (
     HEADER,
-    Kind,
-    Status,
+    RequestKind,
+    ResponseStatus,
     encode_offset,
     encode_version,
     reply,
@@ -43,8 +43,8 @@ def joined(lines: Sequence[Line]) -> bytes:
 def test_the_conversation_is_what_the_code_says() -> None:
     said, answered = (joined(lines) for lines in dumps())
     head = send_head(2, "a/b", table=table_of_ends([b"hi", b"there"]), data_bytes=7)
-    assert said == request(Kind.HELLO, 1, payload=encode_version()) + head + b"hithere"
-    assert answered == reply(Kind.SEND, 2, encode_offset(0))
+    assert said == request(RequestKind.HELLO, 1, payload=encode_version()) + head + b"hithere"
+    assert answered == reply(RequestKind.SEND, 2, encode_offset(0))
 
 
 def test_every_line_of_the_conversation_says_what_its_bytes_are() -> None:
@@ -65,11 +65,11 @@ def test_the_head_has_the_fields_of_the_code() -> None:
 def test_kinds_and_statuses_have_the_numbers_of_the_code() -> None:
     (kinds,) = tables(part("Requests"))
     assert {name: int(number) for number, name, *_ in kinds} == {
-        kind.name: kind.value for kind in Kind
+        kind.name: kind.value for kind in RequestKind
     }
     (statuses,) = tables(part("Statuses"))
     assert {name: int(number) for number, name, _ in statuses} == {
-        status.name: status.value for status in Status
+        status.name: status.value for status in ResponseStatus
     }
 
 

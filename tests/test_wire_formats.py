@@ -26,26 +26,26 @@ from siltstone.store.shard.replicated.payloads import other_record, payload_of
 from siltstone.store.slab.manifest import SlabId
 from siltstone.store.writer.commit_log import RecordKind
 from siltstone.store.writer.replication.codec import decode, encode, encode_change
-from siltstone.store.writer.replication.messages import Call as Claim
 from siltstone.store.writer.replication.messages import (
-    Change,
     Genesis,
-    Identity,
+    LogIdentity,
     Message,
     MessageKind,
     Place,
-    Record,
+    ProducerCall,
+    RecordChange,
+    RecordMessage,
     Term,
 )
 from siltstone.store.writer.replication.producers import Producers
-from siltstone.store.writer.replication.rule import Position
-from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.rule import LogPosition
+from siltstone.store.writer.replication.sites.membership import ShardSites
 from siltstone.store.writer.ticket import Outcome
 
-IDENTITY = Identity(database=b"d" * 16, shard=3, epoch=1)
-CLAIM = Claim(producer=b"p" * 16, number=9, previous=8)
+IDENTITY = LogIdentity(database=b"d" * 16, shard=3, epoch=1)
+CLAIM = ProducerCall(producer=b"p" * 16, number=9, previous=8)
 PLACE = Place(epoch=1, term=5, index=7, chain=b"c" * 16, root=b"r" * 16, seen=6)
-ROWS = Change(kind=MessageKind.ROWS, calls=(CLAIM,), payload=b"a frame")
+ROWS = RecordChange(kind=MessageKind.ROWS, calls=(CLAIM,), payload=b"a frame")
 ROLL = RollRecord(
     serial=5,
     timestamp_us=6,
@@ -57,8 +57,8 @@ ROLL = RollRecord(
 )
 
 
-def record(kind: MessageKind, body: bytes, part: int = 1, parts: int = 1) -> Record:
-    return Record(kind=kind, place=PLACE, part=part, parts=parts, body=body)
+def record(kind: MessageKind, body: bytes, part: int = 1, parts: int = 1) -> RecordMessage:
+    return RecordMessage(kind=kind, place=PLACE, part=part, parts=parts, body=body)
 
 
 MESSAGES: list[tuple[Message, str]] = [
@@ -195,7 +195,7 @@ MARK = (
     "727272727272727272727272727272726363636363636363636363636363636361"
 )
 MARKED = Marked(
-    position=Position(
+    position=LogPosition(
         identity=IDENTITY,
         sequence=20,
         marked=20,
@@ -226,7 +226,7 @@ PLACEMENT = (
 
 
 def test_placements_in_the_registry() -> None:
-    placement = Placement(
+    placement = ShardSites(
         replicas=frozenset("abc"),
         insync=frozenset("ab"),
         trim=9,

@@ -27,6 +27,8 @@ UNIT: Final = ROOT / "tests" / "unit"
 TEXTS: Final = ("*.py", "*.md", "*.toml", "*.yml", "*.sh", "*.svg", "Makefile")
 # The history of the project has the names that modules had at the time.
 KEPT: Final = ("CHANGELOG.md", "docs/decisions")
+# Stands for the dot of an import that was rewritten, so that it is not rewritten again.
+MARK: Final = "!"
 
 
 def existing() -> set[str]:
@@ -89,8 +91,7 @@ def imports_of_modules(text: str, modules: dict[str, str]) -> str:
                 place, _, name = modules[old].rpartition(".")
                 shown = alias.asname or alias.name
                 renamed = name if name == shown else f"{name} as {shown}"
-                # A mark instead of the dot, so that the result is not rewritten again.
-                moved.append(f"from siltstone{'!' if place else ''}{place} import {renamed}")
+                moved.append(f"from siltstone{MARK if place else ''}{place} import {renamed}")
             else:
                 kept.append(ast.unparse(alias))
         if moved:
@@ -103,36 +104,53 @@ def imports_of_modules(text: str, modules: dict[str, str]) -> str:
 
 
 def rename_classes(text: str, old_module: str, classes: dict[tuple[str, str], str]) -> str:
-    """Rename classes where they are defined, and where they are imported from there."""
+    """Rename classes where they are defined, and where they are imported from there.
+
+    An alias of the import goes: the new name says what the alias said.
+    """
     names = {name: new for (module, name), new in classes.items() if module == old_module}
+    modules: dict[str, dict[str, str]] = {}
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("siltstone."):
-            module = (node.module or "").removeprefix("siltstone.")
-            for alias in node.names:
-                if (module, alias.name) in classes:
-                    names[alias.name] = classes[module, alias.name]
-    return _rename(text, names) if names else text
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("siltstone"):
+            continue
+        module = (node.module or "").removeprefix("siltstone").lstrip(".")
+        for alias in node.names:
+            shown = alias.asname or alias.name
+            if (module, alias.name) in classes:
+                names[shown] = classes[module, alias.name]
+            imported = f"{module}.{alias.name}".lstrip(".")
+            modules[shown] = {
+                name: new for (place, name), new in classes.items() if place == imported
+            }
+    renamed = _rename(text, names, modules) if names or any(modules.values()) else text
+    for (_, old), new in classes.items():
+        renamed = re.sub(rf"\b{old} as {new}\b", new, renamed)
+    return renamed
 
 
-def _rename(text: str, names: dict[str, str]) -> str:
+def _rename(text: str, names: dict[str, str], modules: dict[str, dict[str, str]]) -> str:
     """Rename classes in code, and in quoted code; do not change prose."""
     quoted = re.compile(rf"""["'](?:\w+\[)?(?:{"|".join(names)})\b[^"']*["']""")
     word = re.compile(rf"\b(?:{'|'.join(names)})\b")
     lines = text.splitlines(keepends=True)
-    before = ""
+    before, owner = "", ""
     changes: list[tuple[int, int, int, str]] = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         row, start = token.start
-        if token.type == tokenize.NAME and token.string in names and before != ".":
-            changes.append((row, start, start + len(token.string), names[token.string]))
-        elif token.type == tokenize.STRING and before == "(" and quoted.fullmatch(token.string):
+        known = modules.get(owner, {}) if before == "." else names
+        if token.type == tokenize.NAME and token.string in known:
+            changes.append((row, start, start + len(token.string), known[token.string]))
+        elif names and before == "(" and quoted.fullmatch(token.string):
             new = word.sub(lambda found: names[found[0]], token.string)
             changes.append((row, start, start + len(token.string), new))
-        before = token.string
+        before, owner = token.string, before
     for row, start, end, new in reversed(changes):
         line = lines[row - 1]
         lines[row - 1] = line[:start] + new + line[end:]
-    return re.sub(rf"`({'|'.join(names)})`", lambda found: f"`{names[found[1]]}`", "".join(lines))
+    done = "".join(lines)
+    if not names:
+        return done
+    return re.sub(rf"`({'|'.join(names)})`", lambda found: f"`{names[found[1]]}`", done)
 
 
 def moves(modules: dict[str, str]) -> list[tuple[Path, Path]]:
@@ -192,18 +210,25 @@ def main() -> None:
     in_tests = re.compile(rf"\bunit/({'|'.join(map(re.escape, tests))})(?!\w)")
     in_dots = re.compile(rf"\bsiltstone\.({dotted})(?!\w)")
     in_path = re.compile(rf"(?<![\w.-])((?:src/)?(?:siltstone/)?)({slashed})\.py\b")
+    # A file that imports nothing from the module of a class, and is none, is not parsed.
+    homes = {module for module, _ in classes}
+    imports = "|".join(map(re.escape, {home.rpartition(".")[0] for home in homes} | homes))
+    wanted = re.compile(rf"^\s*from siltstone\.(?:{imports}) import", re.MULTILINE)
     for path in texts():
         text = before = path.read_text("utf-8")
         if path.suffix == ".py":
             module = ""
             if SOURCE in path.parents:
                 module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-            text = rename_classes(text, module, classes)
-            text = imports_of_modules(text, modules)
-        text = in_dots.sub(lambda found: "siltstone." + modules[found[1]], text)
-        text = in_path.sub(lambda found: f"{found[1]}{by_path[found[2]]}.py", text)
-        text = in_tests.sub(lambda found: f"unit/{tests[found[1]]}", text)
-        text = text.replace("siltstone.", "siltstone.")
+            if module in homes or (classes and wanted.search(text)):
+                text = rename_classes(text, module, classes)
+            if modules:
+                text = imports_of_modules(text, modules)
+        if modules:
+            text = in_dots.sub(lambda found: "siltstone." + modules[found[1]], text)
+            text = in_path.sub(lambda found: f"{found[1]}{by_path[found[2]]}.py", text)
+            text = in_tests.sub(lambda found: f"unit/{tests[found[1]]}", text)
+        text = text.replace(f"siltstone{MARK}", "siltstone.")
         if text != before:
             path.write_text(text, "utf-8")
     move(moves(modules))

@@ -40,8 +40,8 @@ from siltstone.pipeline.lake.files import (
     rule_schema,
     write_file,
 )
-from siltstone.pipeline.lake.rules import Rule
-from siltstone.pipeline.lake.tables.rewrite import Change
+from siltstone.pipeline.lake.rules import TableRule
+from siltstone.pipeline.lake.tables.rewrite import TableChange
 from siltstone.store.database import Database
 from siltstone.store.log.read.pieces import Row
 from tests.support.builders import settings_of
@@ -134,7 +134,9 @@ def made_file(table: Path, name: str, value: float) -> MadeFile:
 
 def test_a_batch_that_is_added_twice_is_there_once(tmp_path: Path) -> None:
     fs, clock, table = PosixFileSystem(), ManualClock(), tmp_path / "t"
-    ensure_table(fs, table, rule_schema(Rule(filter="a/+", table="t")), partition_schema("day"))
+    ensure_table(
+        fs, table, rule_schema(TableRule(filter="a/+", table="t")), partition_schema("day")
+    )
 
     made: dict[str, MadeFile] = {}
 
@@ -159,7 +161,7 @@ def test_a_batch_that_is_added_twice_is_there_once(tmp_path: Path) -> None:
 
 
 def daily(fs: FileSystem, table: Path, *levels: str) -> None:
-    rule = Rule(filter="a/+", table="t", levels=levels)
+    rule = TableRule(filter="a/+", table="t", levels=levels)
     ensure_table(fs, table, rule_schema(rule), partition_schema("day"))
 
 
@@ -174,7 +176,7 @@ def merge_all(fs: Recorder, table: Path) -> None:
 
 
 def swap_all(fs: Recorder, table: Path, number: int) -> None:
-    change = Change(
+    change = TableChange(
         table="t",
         schema=DeltaTable(str(table)).schema().to_json(),
         remove=None,

@@ -16,7 +16,7 @@ from nats.errors import Error as NatsError
 
 from siltstone.cluster.certificates import SiteCertificates, TlsFiles
 from siltstone.cluster.nats_process import USER, NatsProcess, Ports
-from siltstone.cluster.settings import Address, ClusterSettings
+from siltstone.cluster.settings import Address, SiteSettings
 from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem
 from tests.support.certificates import Authority, CertificateFiles
@@ -34,7 +34,7 @@ class Server:
 
     def __init__(self, directory: Path, given: TlsFiles | None, *, days: int) -> None:
         self.listen = Address(HOST, free_port())
-        self.settings = ClusterSettings(
+        self.settings = SiteSettings(
             name="plant",
             site="a",
             seeds=(self.listen, Address(HOST, free_port())),

@@ -11,13 +11,13 @@ from nats.aio.client import Client
 from siltstone.clock import SystemClock
 from siltstone.cluster.certificates import SiteCertificates
 from siltstone.cluster.nats_process import USER, NatsProcess
-from siltstone.cluster.registry import BUCKET, Registry
-from siltstone.cluster.settings import Address, ClusterSettings
-from siltstone.cluster.shared_log import Connection, ask
+from siltstone.cluster.registry import BUCKET, ClusterRegistry
+from siltstone.cluster.settings import Address, SiteSettings
+from siltstone.cluster.shared_log import NatsConnection, ask
 from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.store.slab.settings import DatabaseSettings
-from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.sites.membership import ShardSites
 from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("cluster")]
@@ -28,7 +28,7 @@ def test_reading_the_registry_leaves_nothing_in_the_servers(tmp_path: Path) -> N
 
 
 async def _read(directory: Path) -> None:
-    settings = ClusterSettings(
+    settings = SiteSettings(
         name="plant",
         site="a",
         seeds=(Address("127.0.0.1", free_port()),),
@@ -58,9 +58,9 @@ async def _read(directory: Path) -> None:
             tls=certificates.context,
             tls_hostname="127.0.0.1",
         )
-        connection = Connection()
+        connection = NatsConnection()
         connection.client = client
-        registry = Registry(connection, clock, replicas=1, epoch=1)
+        registry = ClusterRegistry(connection, clock, replicas=1, epoch=1)
         await registry.open("plant")
         assert await registry.databases() == []
         for name in ("one", "two"):
@@ -72,17 +72,17 @@ async def _read(directory: Path) -> None:
         info = await ask(client, f"STREAM.INFO.KV_{BUCKET}")
         assert info["state"]["consumer_count"] == 0
         with pytest.raises(UsageError, match="used by the cluster 'plant'"):
-            await Registry(connection, clock, replicas=1, epoch=1).open("other")
+            await ClusterRegistry(connection, clock, replicas=1, epoch=1).open("other")
         await client.close()
     finally:
         await process.stop()
 
 
-async def check_placed(registry: Registry) -> None:
+async def check_placed(registry: ClusterRegistry) -> None:
     """Check that a site with a replica of any shard is found, also of one that is not open here."""
     assert await registry.placed() == frozenset()
-    first = Placement(replicas=frozenset("ab"), insync=frozenset("ab"))
-    second = Placement(replicas=frozenset("b"), insync=frozenset("b"), wanted=frozenset("bc"))
+    first = ShardSites(replicas=frozenset("ab"), insync=frozenset("ab"))
+    second = ShardSites(replicas=frozenset("b"), insync=frozenset("b"), wanted=frozenset("bc"))
     assert await registry.place("silt_one_0_e1", first, 0)
     assert await registry.place("silt_two_0_e1", second, 0)
     assert await registry.placed() == frozenset("abc")

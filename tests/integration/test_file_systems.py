@@ -19,7 +19,7 @@ from siltstone.errors import (
     NotFoundError,
     UsageError,
 )
-from siltstone.fs.api import Entry, EntryKind, File, FileSystem, Name
+from siltstone.fs.api import DirectoryEntry, EntryKind, File, FileSystem, Name
 from siltstone.fs.faulty import FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.fs.posix import PosixFileSystem
@@ -241,9 +241,9 @@ def test_list_is_sorted_and_tells_files_from_directories(disk: Disk) -> None:
         file.truncate(7)
     disk.fs.create(disk.root / "a").close()
     assert disk.fs.list(disk.root) == [
-        Entry(name="a", kind=EntryKind.FILE, size_bytes=0, allocated_bytes=0),
-        Entry(name="b", kind=EntryKind.DIRECTORY, size_bytes=0, allocated_bytes=0),
-        Entry(name="c", kind=EntryKind.FILE, size_bytes=7, allocated_bytes=0),
+        DirectoryEntry(name="a", kind=EntryKind.FILE, size_bytes=0, allocated_bytes=0),
+        DirectoryEntry(name="b", kind=EntryKind.DIRECTORY, size_bytes=0, allocated_bytes=0),
+        DirectoryEntry(name="c", kind=EntryKind.FILE, size_bytes=7, allocated_bytes=0),
     ]
 
 
@@ -406,7 +406,7 @@ def test_a_symbolic_link_is_read_and_moved_and_removed_but_never_followed(disk: 
     assert (disk.fs.readlink(new), disk.fs.exists(old)) == (PurePath("a"), False)
     with pytest.raises(UsageError, match="not a regular file"):
         disk.fs.read(new)
-    assert disk.fs.list(disk.root)[1] == Entry(
+    assert disk.fs.list(disk.root)[1] == DirectoryEntry(
         name="link", kind=EntryKind.OTHER, size_bytes=0, allocated_bytes=0
     )
     disk.fs.remove(new)

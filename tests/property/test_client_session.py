@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siltstone.client.outgoing import Publication
-from siltstone.client.protocol import ClientProtocol, State
+from siltstone.client.protocol import ClientProtocol, ClientState
 from siltstone.client.session import ClientSession
 from siltstone.client.settings import ClientSettings
 from siltstone.mqtt.packets import Publish
@@ -52,7 +52,7 @@ class Link:
 
     def send(self, qos: int) -> None:
         """Let the server send, if it has resent all and its packet ids last."""
-        if self.client.state is State.CONNECTED and self.resent:
+        if self.client.state is ClientState.CONNECTED and self.resent:
             self.sent += 1
             payload = b"%d:%d" % (qos, self.sent)
             message = Publish(topic=b"t", payload=payload, qos=qos, packet_id=self.sent)
@@ -66,7 +66,7 @@ class Link:
         for batch in self.client.receive(piece, 0.0):
             self.received += batch.values
             self.client.accept(batch, len(batch.topics))
-        if self.client.state is State.CONNECTED and not self.resent:
+        if self.client.state is ClientState.CONNECTED and not self.resent:
             self.resent = True
             self.down += self.server.resend()
         self.pump()

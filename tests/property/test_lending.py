@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from siltstone.session.durable.progress import Progress
+from siltstone.session.durable.progress import SessionProgress
 from siltstone.session.lending import (
     LEAST_LOADED,
     RANDOM,
@@ -27,7 +27,7 @@ class Group(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lending = Lending(LEAST_LOADED, Progress())
+        self.lending = Lending(LEAST_LOADED, SessionProgress())
         self.now = 0.0
         self.next_serial = 0
         # What was acknowledged by whom it was lent to last.

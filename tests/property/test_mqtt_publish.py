@@ -13,7 +13,7 @@ from siltstone.mqtt.packets import Packet, Publish
 from siltstone.mqtt.properties import Properties, encode_properties
 from siltstone.mqtt.publish import encode_publishes
 from siltstone.mqtt.splitter import Event, PacketSplitter
-from siltstone.mqtt.wire import PacketType, Reader, Version, Writer, encode_variable
+from siltstone.mqtt.wire import PacketReader, PacketType, Version, Writer, encode_variable
 from tests.support.packets import (
     EXAMPLES,
     PACKETS_5,
@@ -50,7 +50,7 @@ def split_plainly(version: Version, data: bytes) -> list[Message | Ack | Raw | R
     """Split the bytes of whole packets with the slow decoder: what the splitter must agree with."""
     items: list[Message | Ack | Raw | Refused] = []
     aliases: dict[int, bytes] = {}
-    reader = Reader(data)
+    reader = PacketReader(data)
     while reader.remaining:
         first = reader.byte()
         items.append(_item(version, first, reader.take(reader.variable()), aliases))
@@ -84,7 +84,7 @@ def _message(packet: Publish, aliases: dict[int, bytes]) -> Message | Refused:
     # Encoded packets list their properties by identifier, so that encoding again gives the same.
     writer = Writer()
     encode_properties(writer, replace(packet.properties, topic_alias=None), PacketType.PUBLISH)
-    reader = Reader(bytes(writer.data))
+    reader = PacketReader(bytes(writer.data))
     expiry = packet.properties.message_expiry_interval
     return Message(
         topic,

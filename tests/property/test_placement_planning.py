@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.store.writer.replication.follower import Status
-from siltstone.store.writer.replication.sites.membership import Placement, next_placement
+from siltstone.store.writer.replication.follower import FollowerStatus
+from siltstone.store.writer.replication.sites.membership import ShardSites, next_placement
 from siltstone.store.writer.replication.sites.planning import (
     Facts,
     Site,
@@ -25,7 +25,7 @@ STEPS_MAX = 400
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> tuple[dict[str, Site], list[Placement], int]:
+def clusters(draw: st.DrawFn) -> tuple[dict[str, Site], list[ShardSites], int]:
     """Sites in zones, and the placements of some shards."""
     names = draw(st.integers(1, len(NAMES)))
     sites = {
@@ -37,11 +37,11 @@ def clusters(draw: st.DrawFn) -> tuple[dict[str, Site], list[Placement], int]:
     shards = []
     for _ in range(draw(st.integers(1, 4))):
         replicas = draw(st.sets(st.sampled_from(sorted(sites)), min_size=1, max_size=4))
-        shards.append(Placement(replicas=frozenset(replicas), insync=frozenset(replicas)))
+        shards.append(ShardSites(replicas=frozenset(replicas), insync=frozenset(replicas)))
     return sites, shards, draw(st.integers(1, 4))
 
 
-def facts_of(sites: dict[str, Site], shards: list[Placement], leaders: list[str]) -> Facts:
+def facts_of(sites: dict[str, Site], shards: list[ShardSites], leaders: list[str]) -> Facts:
     led = {name: leaders.count(name) for name in sites}
     return Facts(sites=sites, alive=frozenset(sites), replicas=loads(shards), led=led)
 
@@ -49,7 +49,7 @@ def facts_of(sites: dict[str, Site], shards: list[Placement], leaders: list[str]
 @settings(max_examples=300, deadline=None)
 @given(clusters())
 def test_every_transition_ends_with_the_replicas_that_are_wanted(
-    cluster: tuple[dict[str, Site], list[Placement], int],
+    cluster: tuple[dict[str, Site], list[ShardSites], int],
 ) -> None:
     sites, shards, count = cluster
     leaders = [min(each.insync) for each in shards]
@@ -64,7 +64,9 @@ def test_every_transition_ends_with_the_replicas_that_are_wanted(
             for site in sorted(before.wanted):
                 if after is None:
                     synced = dict.fromkeys(sites, 9)
-                    after = next_placement(before, site, Status.CURRENT, synced=9, members=synced)
+                    after = next_placement(
+                        before, site, FollowerStatus.CURRENT, synced=9, members=synced
+                    )
             if after is not None:
                 # A step loses no redundancy: fewer replicas only when fewer are wanted.
                 aim = after.wanted or after.replicas
@@ -92,7 +94,7 @@ KEEPING = {SiteRole.MEMBER, SiteRole.DRAINING}
 
 @given(clusters())
 def test_a_choice_made_again_is_the_same_and_spreads_at_least_as_well(
-    cluster: tuple[dict[str, Site], list[Placement], int],
+    cluster: tuple[dict[str, Site], list[ShardSites], int],
 ) -> None:
     sites, shards, count = cluster
     for shard in shards:

@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 
 from siltstone.store.writer.replication.codec import decode, decode_change, encode, encode_change
 from siltstone.store.writer.replication.messages import (
-    Call,
-    Change,
     Genesis,
-    Identity,
+    LogIdentity,
     Message,
     MessageKind,
     Place,
-    Record,
+    ProducerCall,
+    RecordChange,
+    RecordMessage,
     Term,
 )
 from siltstone.store.writer.replication.producers import Producers
-from siltstone.store.writer.replication.rule import Position, Verdict, advance, judge, skip
+from siltstone.store.writer.replication.rule import LogPosition, Verdict, advance, judge, skip
 from tests.support.replication_model import ModelMessage, ModelState, Said, model_apply
 
-IDENTITY = Identity(database=b"d" * 16, shard=0, epoch=1)
+IDENTITY = LogIdentity(database=b"d" * 16, shard=0, epoch=1)
 PARTS = 2
 
 
@@ -35,7 +35,7 @@ class Pair:
     """One log, read by the product and by the model."""
 
     def __init__(self) -> None:
-        self.position = Position(identity=IDENTITY)
+        self.position = LogPosition(identity=IDENTITY)
         self.producers = Producers()
         self.bodies: list[bytes] = []
         self.state = ModelState()
@@ -63,7 +63,7 @@ class Pair:
     def count(self, message: Message) -> None:
         if isinstance(message, Term):
             self.bodies.clear()
-        if not isinstance(message, Record):
+        if not isinstance(message, RecordMessage):
             return
         if message.kind in {MessageKind.FENCE, MessageKind.BARRIER}:
             self.producers.count(decode_change(message.kind, message.body))
@@ -101,7 +101,7 @@ def for_model(message: Message, data: bytes) -> ModelMessage:
         case Term():
             leader = (message.site, message.boot)
             return ModelMessage("term", data, term=message.term, root=message.root, leader=leader)
-        case Record():
+        case RecordMessage():
             kind = {MessageKind.FENCE: "fence", MessageKind.BARRIER: "barrier"}
             return ModelMessage(
                 kind.get(MessageKind(message.kind), "rows"),
@@ -124,8 +124,8 @@ CALLS: dict[bytes, tuple[tuple[bytes, int], ...]] = {}
 
 def rows(name: str, number: int) -> tuple[bytes, bytes]:
     """Return the two parts of the body of a record with one call."""
-    call = Call(producer=digest(name), number=number, previous=0)
-    body = encode_change(Change(kind=MessageKind.ROWS, calls=(call,), payload=b"row"))
+    call = ProducerCall(producer=digest(name), number=number, previous=0)
+    body = encode_change(RecordChange(kind=MessageKind.ROWS, calls=(call,), payload=b"row"))
     CALLS[body] = CALLS[body[20:]] = ((call.producer, number),)
     return body[:20], body[20:]
 
@@ -162,10 +162,14 @@ def steps(draw: st.DrawFn, pair: Pair) -> tuple[int, Message]:
     )
     name, number = draw(st.sampled_from("pq")), draw(st.integers(1, 9))
     if kind == "barrier":
-        return sequence, Record(kind=MessageKind.BARRIER, place=place, part=1, parts=1, body=b"")
+        return sequence, RecordMessage(
+            kind=MessageKind.BARRIER, place=place, part=1, parts=1, body=b""
+        )
     if kind == "fence":
         body = digest(name)
-        return sequence, Record(kind=MessageKind.FENCE, place=place, part=1, parts=1, body=body)
+        return sequence, RecordMessage(
+            kind=MessageKind.FENCE, place=place, part=1, parts=1, body=body
+        )
     first, second = rows(name, number)
     # The first parts of all records are equal but for the producer: the second part must fit it.
     part, parts, body = draw(
@@ -174,7 +178,9 @@ def steps(draw: st.DrawFn, pair: Pair) -> tuple[int, Message]:
     if part == 2 and pair.bodies and pair.bodies != [first]:
         other = "q" if name == "p" else "p"
         body = rows(other, number)[1]
-    return sequence, Record(kind=MessageKind.ROWS, place=place, part=part, parts=parts, body=body)
+    return sequence, RecordMessage(
+        kind=MessageKind.ROWS, place=place, part=part, parts=parts, body=body
+    )
 
 
 @settings(max_examples=600)

@@ -84,7 +84,7 @@ def test_every_column_of_many_frames_is_that_of_each_frame(
         some = rows.pick(np.array(chosen, np.int64)).column(name)
         assert some.equals(expected.take(pa.array(chosen, pa.int64()))), name
     assert rows.rows() == [row for piece in _by_stream(slab, pieces) for row in piece.rows()]
-    ordered = rows.in_time_order()
+    ordered = rows.sorted_by_time()
     assert ordered.times().tolist() == sorted(rows.times().tolist())
 
 

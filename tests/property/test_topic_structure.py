@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siltstone.topic.grammar import TopicFilter
-from siltstone.topic.structure import Match, Placement, Stream, Structure
+from siltstone.topic.structure import Match, Stream, Structure, TopicPlace
 from tests.support.learned import topic_of
 
 WORDS = st.sampled_from([b"", b"a", b"b", b"c", b"d", b"$x", b"$y"])
@@ -28,7 +28,7 @@ def learned(thresholds: list[int], topics: list[bytes]) -> Structure:
     return structure
 
 
-def where(placement: Placement) -> tuple[int, bytes]:
+def where(placement: TopicPlace) -> tuple[int, bytes]:
     return placement.stream.id, placement.varying
 
 

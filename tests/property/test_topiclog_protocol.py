@@ -9,8 +9,8 @@ from siltstone.errors import ProtocolError
 from siltstone.topiclog.protocol import (
     BatchHead,
     Fetch,
-    Kind,
-    Place,
+    FetchPlace,
+    RequestKind,
     decode_batches,
     decode_commit,
     decode_fetch,
@@ -37,9 +37,9 @@ U32 = st.integers(0, (1 << 32) - 1)
 VALUES = st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=150)
 
 
-@given(st.sampled_from(Kind), U32, NAMES, st.binary(max_size=50))
+@given(st.sampled_from(RequestKind), U32, NAMES, st.binary(max_size=50))
 def test_a_request_is_read_as_it_was_written(
-    kind: Kind, request_id: int, topic: str, payload: bytes
+    kind: RequestKind, request_id: int, topic: str, payload: bytes
 ) -> None:
     data = request(kind, request_id, topic, payload)
     head = decode_head(data, 0)
@@ -48,9 +48,9 @@ def test_a_request_is_read_as_it_was_written(
     assert data[12 + head.name_size :] == payload
 
 
-@given(st.lists(st.builds(Place, topic=NAMES, offset=OFFSETS), max_size=5), U32, U32)
+@given(st.lists(st.builds(FetchPlace, topic=NAMES, offset=OFFSETS), max_size=5), U32, U32)
 def test_a_fetch_is_read_as_it_was_written(
-    places: list[Place], bytes_max: int, wait_ms: int
+    places: list[FetchPlace], bytes_max: int, wait_ms: int
 ) -> None:
     fetch = Fetch(places=tuple(places), bytes_max=bytes_max, wait_ms=wait_ms)
     assert decode_fetch(memoryview(encode_fetch(fetch))) == fetch

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from siltstone.errors import ConflictError, SiltstoneError
-from siltstone.store.shard.replicated.kv.calls import Committed, Point
+from siltstone.store.shard.replicated.kv.calls import CommittedCall, Point
 from siltstone.store.shard.replicated.kv.router import CommitRouter
 from siltstone.store.shard.replicated.port import NotLeaderError
-from siltstone.store.tx.commit.attempts import Admissions, Attempt, Sender, Stored
+from siltstone.store.tx.commit.attempts import Admissions, Attempt, AttemptSender, StoredAttempt
 from siltstone.store.tx.operations import ANY_TERM, Operations
 from tests.simulation.transactions import Change, State, TransactionSite, run
 from tests.simulation.world import Violation
@@ -72,7 +72,9 @@ class AdmitsTwiceSite(TransactionSite):
 class IgnoresTerms(TransactionSite):
     """It does not refuse a transaction that has read in another term."""
 
-    def judge(self, operations: Operations, state: State, term: int) -> Committed | SiltstoneError:
+    def judge(
+        self, operations: Operations, state: State, term: int
+    ) -> CommittedCall | SiltstoneError:
         before = operations.term
         operations.term = ANY_TERM if before == ANY_TERM else term
         floor, self.floor = self.floor, 0
@@ -85,10 +87,12 @@ class IgnoresTerms(TransactionSite):
 class IgnoresReads(TransactionSite):
     """It does not compare reads with the writes since."""
 
-    def judge(self, operations: Operations, state: State, term: int) -> Committed | SiltstoneError:
+    def judge(
+        self, operations: Operations, state: State, term: int
+    ) -> CommittedCall | SiltstoneError:
         found = super().judge(operations, state, term)
         if isinstance(found, ConflictError) and "has read" in str(found):
-            return Committed(state.serial + bool(operations.writes), duplicate=False)
+            return CommittedCall(state.serial + bool(operations.writes), duplicate=False)
         return found
 
 
@@ -120,10 +124,10 @@ class KeepsGroup(TransactionSite):
         super().finish(None if isinstance(error, NotLeaderError) else error)
 
 
-class NamesNothing(Sender):
+class NamesNothing(AttemptSender):
     """It does not look for its attempts in the records."""
 
-    def counted(self, stored: Iterable[Stored]) -> list[Stored]:
+    def counted(self, stored: Iterable[StoredAttempt]) -> list[StoredAttempt]:
         return []
 
 

@@ -16,14 +16,14 @@ from siltstone.store.writer.replication.codec import decode, decode_change
 from siltstone.store.writer.replication.marks import decode_mark, encode_mark
 from siltstone.store.writer.replication.messages import (
     NO_DIGEST,
-    Change,
-    Identity,
+    LogIdentity,
     MessageKind,
-    Record,
+    RecordChange,
+    RecordMessage,
     Term,
 )
 from siltstone.store.writer.replication.producers import Producers
-from siltstone.store.writer.replication.rule import Position
+from siltstone.store.writer.replication.rule import LogPosition
 
 FILE: Final = PurePath("/shard")
 FRAME: Final = struct.Struct("<IIH")
@@ -35,7 +35,7 @@ Row = tuple[str, int]
 class Found:
     """What a file holds: everything that a site needs to continue behind its last mark."""
 
-    position: Position
+    position: LogPosition
     producers: Producers = field(default_factory=Producers)
     parts: list[bytes] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Found:
     end: int = 0
 
 
-def rows_of(change: Change | None) -> list[Row]:
+def rows_of(change: RecordChange | None) -> list[Row]:
     """Return the rows, or the transactions, in a change."""
     if change is None or change.kind not in {MessageKind.ROWS, MessageKind.KV}:
         return []
@@ -52,16 +52,16 @@ def rows_of(change: Change | None) -> list[Row]:
     return [(name, int(number)) for name, number in (line.split(":") for line in lines)]
 
 
-def frame(mark: Position, data: bytes) -> bytes:
+def frame(mark: LogPosition, data: bytes) -> bytes:
     """Return the bytes of one frame."""
     head = encode_mark(mark)
     body = head + data
     return FRAME.pack(len(body), crc32c(body), len(head)) + body
 
 
-def scan(data: bytes, identity: Identity) -> Found:
+def scan(data: bytes, identity: LogIdentity) -> Found:
     """Read frames up to the first one that is torn."""
-    found = Found(Position(identity=identity))
+    found = Found(LogPosition(identity=identity))
     while True:
         start = found.end + FRAME.size
         if start > len(data):
@@ -81,7 +81,7 @@ def take(found: Found, data: bytes) -> None:
     message = decode(data)
     if isinstance(message, Term):
         found.parts.clear()
-    if not isinstance(message, Record):
+    if not isinstance(message, RecordMessage):
         return
     if message.kind in {MessageKind.FENCE, MessageKind.BARRIER}:
         found.producers.count(decode_change(message.kind, message.body))
@@ -105,7 +105,7 @@ class Disk:
             self.fs.create(FILE).close()
             self.fs.sync_directory(FILE.parent)
 
-    def append(self, mark: Position, data: bytes) -> None:
+    def append(self, mark: LogPosition, data: bytes) -> None:
         with self.fs.open(FILE, writable=True) as file:
             file.write(frame(mark, data))
         self.last_mark = mark.sequence
@@ -114,7 +114,7 @@ class Disk:
         with self.fs.open(FILE, writable=True) as file:
             file.sync()
 
-    def recover(self, identity: Identity) -> Found:
+    def recover(self, identity: LogIdentity) -> Found:
         """Return what survived, and cut the rest off."""
         found = scan(self.fs.read(FILE), identity)
         with self.fs.open(FILE, writable=True) as file:
@@ -130,6 +130,6 @@ class Disk:
         except NotFoundError:
             return b""
 
-    def replace(self, data: bytes, mark: Position) -> None:
+    def replace(self, data: bytes, mark: LogPosition) -> None:
         replace_file(self.fs, FILE, data)
         self.last_mark = mark.sequence

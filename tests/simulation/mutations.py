@@ -21,21 +21,27 @@ from typing import Any
 from siltstone.store.writer.replication.actions import (
     Action,
     Answer,
+    CallStored,
     Closed,
     Confirmed,
-    Store,
-    Stored,
+    StoreMessage,
 )
 from siltstone.store.writer.replication.codec import DamagedRecordError, decode, encode
-from siltstone.store.writer.replication.follower import Follower, Status, Step
+from siltstone.store.writer.replication.follower import Follower, FollowerStatus, MessageOutcome
 from siltstone.store.writer.replication.health import Lease
-from siltstone.store.writer.replication.leader import Admission, Frozen, Leader, Waiting, Waits
+from siltstone.store.writer.replication.leader import (
+    CallAdmission,
+    Frozen,
+    Leader,
+    WaitingRequest,
+    Waits,
+)
 from siltstone.store.writer.replication.messages import (
-    Call,
-    Change,
     Message,
     MessageKind,
-    Record,
+    ProducerCall,
+    RecordChange,
+    RecordMessage,
     Term,
 )
 from siltstone.store.writer.replication.producers import Producers
@@ -43,7 +49,7 @@ from siltstone.store.writer.replication.rule import (
     COUNTS,
     IGNORED,
     Judgement,
-    Position,
+    LogPosition,
     Verdict,
     judge,
     link,
@@ -51,7 +57,7 @@ from siltstone.store.writer.replication.rule import (
 )
 from siltstone.store.writer.replication.sender import Sender
 from siltstone.store.writer.replication.shard import ReplicatedShard
-from siltstone.store.writer.replication.sites.membership import Placement, remove
+from siltstone.store.writer.replication.sites.membership import ShardSites, remove
 from siltstone.store.writer.replication.sites.planning import step
 from tests.simulation.disk import Found, Row
 from tests.simulation.site import Site
@@ -86,7 +92,7 @@ class Mutation:
 def with_place(message: Message, **changes: Any) -> Message:
     return (
         replace(message, place=replace(message.place, **changes))
-        if isinstance(message, Record)
+        if isinstance(message, RecordMessage)
         else message
     )
 
@@ -94,14 +100,14 @@ def with_place(message: Message, **changes: Any) -> Message:
 class CountsOldTerms(Follower):
     def judge(self, sequence: int, message: Message) -> Judgement:
         position = self.position
-        if isinstance(message, Record) and 0 < message.place.term < position.term:
+        if isinstance(message, RecordMessage) and 0 < message.place.term < position.term:
             message = with_place(message, term=position.term, seen=0)
         return judge(position, sequence, message)
 
 
 class CountsAnyIndex(Follower):
     def judge(self, sequence: int, message: Message) -> Judgement:
-        if isinstance(message, Record) and message.place.term == self.position.term:
+        if isinstance(message, RecordMessage) and message.place.term == self.position.term:
             message = with_place(message, index=self.position.index + 1)
         return judge(self.position, sequence, message)
 
@@ -128,7 +134,7 @@ class IgnoresTermsAhead(Follower):
     def judge(self, sequence: int, message: Message) -> Judgement:
         found = judge(self.position, sequence, message)
         is_ahead = isinstance(message, Term) and message.term > self.position.term + 1
-        is_ahead |= isinstance(message, Record) and message.place.term > self.position.term
+        is_ahead |= isinstance(message, RecordMessage) and message.place.term > self.position.term
         return IGNORED if is_ahead and found.verdict is Verdict.STOPPED else found
 
 
@@ -147,37 +153,43 @@ class SkipsGaps(Follower):
 
 
 class SkipsDamage(Follower):
-    def read(self, sequence: int, data: bytes) -> Step:
+    def read(self, sequence: int, data: bytes) -> MessageOutcome:
         try:
             decode(data)
         except DamagedRecordError:
             self.position = skip(self.position, sequence)
-            return Step(IGNORED)
+            return MessageOutcome(IGNORED)
         return super().read(sequence, data)
 
 
 class ForgetsClosedProducers(Follower):
-    def _count(self, sequence: int, message: Message, data: bytes, change: Change | None) -> None:
+    def _count(
+        self, sequence: int, message: Message, data: bytes, change: RecordChange | None
+    ) -> None:
         super()._count(sequence, message, data, change)
         if isinstance(message, Term):
             self.producers._closed.clear()  # noqa: SLF001 -- what is broken here
 
 
 class ForgetsRetiredProducers(Follower):
-    def _count(self, sequence: int, message: Message, data: bytes, change: Change | None) -> None:
+    def _count(
+        self, sequence: int, message: Message, data: bytes, change: RecordChange | None
+    ) -> None:
         super()._count(sequence, message, data, change)
         self.producers._retired.clear()  # noqa: SLF001 -- what is broken here
 
 
 class KeepsPartsOfOldTerms(Follower):
     def __init__(
-        self, position: Position, producers: Producers, parts: tuple[bytes, ...] = ()
+        self, position: LogPosition, producers: Producers, parts: tuple[bytes, ...] = ()
     ) -> None:
         if position.parts != len(parts):
             position = replace(position, parts=0, parts_all=0, parts_kind=0)
         super().__init__(position, producers, parts)
 
-    def _count(self, sequence: int, message: Message, data: bytes, change: Change | None) -> None:
+    def _count(
+        self, sequence: int, message: Message, data: bytes, change: RecordChange | None
+    ) -> None:
         before, parts = self.position, list(self._parts)
         super()._count(sequence, message, data, change)
         if isinstance(message, Term):
@@ -195,30 +207,30 @@ class KeepsPartsOfOldTerms(Follower):
 
 class AcknowledgesWhatItPublished(Leader):
     def _freeze(
-        self, kind: MessageKind, bodies: list[bytes], waiting: list[Waiting]
+        self, kind: MessageKind, bodies: list[bytes], waiting: list[WaitingRequest]
     ) -> list[Action]:
         calls = [one for one in waiting if one.kind is Waits.CALL]
         rest = [one for one in waiting if one.kind is not Waits.CALL]
-        return super()._freeze(kind, bodies, rest) + [Stored(one.request) for one in calls]
+        return super()._freeze(kind, bodies, rest) + [CallStored(one.request) for one in calls]
 
 
 class AnswersRepetitionsFromTheOutbox(Leader):
-    def admit(self, request: int, call: Call) -> tuple[Admission, list[Answer]]:
+    def admit(self, request: int, call: ProducerCall) -> tuple[CallAdmission, list[Answer]]:
         if call.number <= self._number_ahead(call.producer):
-            return Admission.ANSWERED, [Stored(request)]
+            return CallAdmission.ANSWERED, [CallStored(request)]
         return super().admit(request, call)
 
 
 class StoresRepetitions(Leader):
-    def admit(self, request: int, call: Call) -> tuple[Admission, list[Answer]]:
+    def admit(self, request: int, call: ProducerCall) -> tuple[CallAdmission, list[Answer]]:
         self._admitted.append(call)
-        self._admitted_waiting.append(Waiting(Waits.CALL, request))
+        self._admitted_waiting.append(WaitingRequest(Waits.CALL, request))
         self._ahead[call.producer] = call.number
-        return Admission.TAKEN, []
+        return CallAdmission.TAKEN, []
 
 
 class IgnoresPrevious(Leader):
-    def _follows(self, call: Call, last: int) -> bool:
+    def _follows(self, call: ProducerCall, last: int) -> bool:
         return True
 
 
@@ -229,7 +241,7 @@ class ChangesFrozenBytes(Leader):
         chain = self._position.chain
         for at, frozen in enumerate(self._outbox):
             record = decode(frozen.data)
-            assert isinstance(record, Record)
+            assert isinstance(record, RecordMessage)
             place = replace(record.place, chain=chain, seen=self._position.index)
             data = encode(replace(record, place=place))
             self._outbox[at] = Frozen(frozen.index, data, frozen.waiting, frozen.kind)
@@ -275,7 +287,7 @@ def following(follower: type[Follower]) -> Kit:
 
     class Shard(ReplicatedShard):
         def make_follower(
-            self, position: Position, producers: Producers, parts: tuple[bytes, ...]
+            self, position: LogPosition, producers: Producers, parts: tuple[bytes, ...]
         ) -> Follower:
             return follower(position, producers, parts)
 
@@ -308,7 +320,7 @@ class ForgetsParts(Site):
 
 
 class MarksNoTerms(Site):
-    def store(self, action: Store) -> None:
+    def store(self, action: StoreMessage) -> None:
         if isinstance(decode(action.data), Term):
             self.chains.append(action.mark.chain)
         else:
@@ -328,7 +340,7 @@ class AcknowledgesWhatTheLogStored(Site):
             if frozen.data == data:
                 calls = [one for one in frozen.waiting if one.kind is Waits.CALL]
                 frozen.waiting[:] = [one for one in frozen.waiting if one not in calls]
-                self.act([Stored(one.request) for one in calls])
+                self.act([CallStored(one.request) for one in calls])
 
 
 class ShowsTheOutbox(Site):
@@ -357,13 +369,15 @@ class OneRefusalSettlesAll(Sender):
             self._open[number].clear()
 
 
-def trim_above_some(placement: Placement, **facts: Any) -> Placement | None:
+def trim_above_some(placement: ShardSites, **facts: Any) -> ShardSites | None:
     """Plan a trim by the highest synced position."""
     below = min(max(facts["synced"][site] for site in placement.insync) + 1, facts["last"])
     return replace(placement, trim=below) if below > placement.trim else None
 
 
-def join_at_once(placement: Placement, site: str, status: Status, **facts: Any) -> Placement | None:
+def join_at_once(
+    placement: ShardSites, site: str, status: FollowerStatus, **facts: Any
+) -> ShardSites | None:
     """Join whatever the position is."""
     if site in placement.insync:
         return None
@@ -375,7 +389,7 @@ def mutation(rule: str, how: str, kit: Kit, seed: int, **more: Any) -> Mutation:
     return Mutation(rule=rule, how=how, kit=kit, seed=seed, plan=more)
 
 
-def remove_at_once(placement: Placement, leader: str, alive: frozenset[str]) -> Placement | None:
+def remove_at_once(placement: ShardSites, leader: str, alive: frozenset[str]) -> ShardSites | None:
     """Remove what is not wanted, whether the wanted sites are in sync or not."""
     gone = sorted(placement.replicas - placement.wanted - {leader}) if placement.wanted else []
     return remove(placement, gone[0]) if gone else step(placement, leader, alive)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from siltstone.store.writer.replication.actions import (
     Answer,
+    CallStored,
     Closed,
     Confirmed,
     Refused,
-    Stored,
 )
 from siltstone.store.writer.replication.producers import make_producer
 from tests.simulation.requests import Request
@@ -104,7 +104,7 @@ class Publisher:
         if request.session != self.session:
             return
         match answer:
-            case Stored():
+            case CallStored():
                 if self.sender.stored(request.number):
                     self.acknowledged(request.number)
             case Refused():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from siltstone.store.writer.replication.messages import Call
+from siltstone.store.writer.replication.messages import ProducerCall
 
 
 @dataclass
@@ -17,6 +17,6 @@ class Request:
     id: int
     number: int = 0
     producer: bytes = b""
-    call: Call | None = None
+    call: ProducerCall | None = None
     # For a question: the highest index that was acknowledged when it was asked.
     needed: int = 0

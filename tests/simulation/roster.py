@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from siltstone.errors import UsageError
-from siltstone.store.writer.replication.follower import Status
+from siltstone.store.writer.replication.follower import FollowerStatus
 from siltstone.store.writer.replication.sites.planning import (
     Facts,
     Site,
@@ -96,7 +96,7 @@ class Roster:
             for other in world.sites
             if other.shard is not None
             and other.has_network
-            and other.shard.follower.status is Status.CURRENT
+            and other.shard.follower.status is FollowerStatus.CURRENT
         ]
         name = successor(before, site.name, facts, able=able, is_fit=True, may_balance=False)
         assert site.shard is not None

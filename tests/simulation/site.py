@@ -8,20 +8,25 @@ from typing import TYPE_CHECKING
 from siltstone.fs.memory import PowerCut
 from siltstone.store.writer.replication.actions import (
     Action,
+    CallStored,
     Closed,
     Confirmed,
     Copy,
-    Fetch,
+    FetchMessage,
     Lead,
-    Publish,
+    PublishMessage,
     Refused,
     StepDown,
-    Stop,
-    Store,
-    Stored,
+    StopReading,
+    StoreMessage,
     Unknown,
 )
-from siltstone.store.writer.replication.follower import Bounds, Follower, Progress, Status
+from siltstone.store.writer.replication.follower import (
+    Follower,
+    FollowerStatus,
+    LogBounds,
+    PeerProgress,
+)
 from siltstone.store.writer.replication.health import (
     ClaimTimer,
     Lease,
@@ -29,9 +34,9 @@ from siltstone.store.writer.replication.health import (
     PeerWatch,
     clock_is_wrong,
 )
-from siltstone.store.writer.replication.leader import Admission
+from siltstone.store.writer.replication.leader import CallAdmission
 from siltstone.store.writer.replication.messages import MessageKind
-from siltstone.store.writer.replication.shard import READING, ReplicatedShard
+from siltstone.store.writer.replication.shard import READING_STATUSES, ReplicatedShard
 from siltstone.store.writer.replication.sites.membership import Hold, leave
 from tests.simulation.disk import Disk, Found, Row, rows_of, scan
 from tests.simulation.requests import Request
@@ -136,7 +141,7 @@ class Site:
     def reading(self) -> ReplicatedShard | None:
         """Return the shard if it can read the log now."""
         shard = self.shard
-        if shard is None or not self.has_log or shard.follower.status not in READING:
+        if shard is None or not self.has_log or shard.follower.status not in READING_STATUSES:
             return None
         return shard
 
@@ -152,7 +157,7 @@ class Site:
         """Compare our position with the bounds of the log."""
         log = self.world.log
         if self.shard is not None:
-            bounds = Bounds(first=log.first, last=log.last, nonce=log.nonce)
+            bounds = LogBounds(first=log.first, last=log.last, nonce=log.nonce)
             self.act(self.shard.attach(bounds))
 
     def deliver(self) -> None:
@@ -216,12 +221,12 @@ class Site:
     def execute(self, action: Action) -> None:
         world = self.world
         match action:
-            case Publish():
+            case PublishMessage():
                 if self.has_log:
                     world.publish(action.data)
-            case Store():
+            case StoreMessage():
                 self.store(action)
-            case Stored() | Refused() | Unknown() | Closed() | Confirmed():
+            case CallStored() | Refused() | Unknown() | Closed() | Confirmed():
                 world.answer(self, action)
             case Lead():
                 self.outbox = OutboxTimer()
@@ -230,15 +235,15 @@ class Site:
             case StepDown():
                 world.seen["step down"] += 1
                 self.queue_refused()
-            case Fetch():
+            case FetchMessage():
                 self.wake()
             case Copy():
                 world.seen["copy"] += 1
                 self.copy_later()
-            case Stop():
+            case StopReading():
                 world.stopped(self, action.reason)
 
-    def store(self, action: Store) -> None:
+    def store(self, action: StoreMessage) -> None:
         self.disk.append(action.mark, action.data)
         self.rows += rows_of(action.change)
         self.chains.append(action.mark.chain)
@@ -287,7 +292,7 @@ class Site:
                 assert request.call is not None
                 admission, answers = shard.admit(request.id, request.call)
                 self.act([*answers])
-                if admission is Admission.TAKEN:
+                if admission is CallAdmission.TAKEN:
                     calls.append(f"{request.publisher}:{request.number}")
             if self.shard is not shard:
                 return
@@ -319,7 +324,7 @@ class Site:
             world.after(self.paused_us - world.now_us, self.tick)
             return
         world.after(int(TICK_US / self.rate), self.tick)
-        if self.shard.follower.status is Status.STOPPED:
+        if self.shard.follower.status is FollowerStatus.STOPPED:
             return
         self.renew()
         if world.rng.random() < 0.6:
@@ -365,7 +370,7 @@ class Site:
     def follow(self) -> None:
         shard, world, local = self.shard, self.world, self.clock_us()
         assert shard is not None
-        if shard.follower.status is Status.BEHIND:
+        if shard.follower.status is FollowerStatus.BEHIND:
             self.copy_later()
             return
         if not self.has_network:
@@ -407,17 +412,17 @@ class Site:
         shard = self.shard
         if shard is None or self.is_paused() or not self.has_log:
             return
-        if shard.follower.status is Status.CURRENT and shard.position.term == term:
+        if shard.follower.status is FollowerStatus.CURRENT and shard.position.term == term:
             self.world.seen["handover"] += 1
             self.take_lead(shard)
 
     def take_lead(self, shard: ReplicatedShard) -> None:
         self.act(shard.claim())
 
-    def hear(self, term: int, progress: Progress) -> None:
+    def hear(self, term: int, progress: PeerProgress) -> None:
         """Take a heartbeat."""
         shard = self.shard
-        if shard is None or self.is_paused() or shard.follower.status not in READING:
+        if shard is None or self.is_paused() or shard.follower.status not in READING_STATUSES:
             return
         if term >= shard.position.term:
             self.claims.heard(self.clock_us())
@@ -466,10 +471,18 @@ class Site:
         """Copy the marked state of a peer that has what the log no longer has."""
         self.is_copying = False
         world, shard = self.world, self.shard
-        if shard is None or shard.follower.status is not Status.BEHIND or not self.has_network:
+        if (
+            shard is None
+            or shard.follower.status is not FollowerStatus.BEHIND
+            or not self.has_network
+        ):
             return
         for peer in world.rng.sample(world.sites, len(world.sites)):
-            if peer is self or peer.shard is None or peer.shard.follower.status not in READING:
+            if (
+                peer is self
+                or peer.shard is None
+                or peer.shard.follower.status not in READING_STATUSES
+            ):
                 continue
             data = peer.disk.synced_bytes()
             found = scan(data, world.identity)

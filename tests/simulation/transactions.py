@@ -28,7 +28,7 @@ from siltstone.errors import (
 )
 from siltstone.store.shard.replicated.kv.calls import (
     CallKind,
-    Committed,
+    CommittedCall,
     Point,
     decode_answer,
     decode_ask,
@@ -38,7 +38,7 @@ from siltstone.store.shard.replicated.kv.calls import (
 )
 from siltstone.store.shard.replicated.kv.router import Answer, CommitRouter
 from siltstone.store.shard.replicated.port import NotLeaderError
-from siltstone.store.tx.commit.attempts import Admissions, Attempt, Stored
+from siltstone.store.tx.commit.attempts import Admissions, Attempt, StoredAttempt
 from siltstone.store.tx.commit.conflicts import ReadRange
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.operations import (
@@ -49,10 +49,16 @@ from siltstone.store.tx.operations import (
     Requirement,
 )
 from siltstone.store.writer.replication import actions
-from siltstone.store.writer.replication.actions import Action, Confirmed, Lead, StepDown, Stop
-from siltstone.store.writer.replication.follower import Status
+from siltstone.store.writer.replication.actions import (
+    Action,
+    Confirmed,
+    Lead,
+    StepDown,
+    StopReading,
+)
+from siltstone.store.writer.replication.follower import FollowerStatus
 from siltstone.store.writer.replication.messages import MessageKind
-from siltstone.store.writer.replication.shard import READING
+from siltstone.store.writer.replication.shard import READING_STATUSES
 from tests.simulation.disk import Row
 from tests.simulation.site import Site
 from tests.simulation.world import Kit, Plan, World
@@ -172,7 +178,7 @@ class TransactionSite(Site):
         shard = self.shard
         if shard is None:
             return View(leads=False, leader="", term=0)
-        leads = shard.leader is not None and shard.follower.status in READING
+        leads = shard.leader is not None and shard.follower.status in READING_STATUSES
         return View(leads=leads, leader=shard.position.site, term=shard.position.term)
 
     def send(self, _: object, site: str, call: bytes, then: Callable[[bytes | None], None]) -> None:
@@ -237,7 +243,7 @@ class TransactionSite(Site):
                 answers.append((then, NotLeaderError("its term has ended")))
                 continue
             outcome = self.judge(operations, state, term)
-            if isinstance(outcome, Committed) and not outcome.duplicate and operations.writes:
+            if isinstance(outcome, CommittedCall) and not outcome.duplicate and operations.writes:
                 change = change_of(attempt, operations, outcome.serial)
                 state.take(change)
                 changes.append(self.recorded(change))
@@ -263,11 +269,13 @@ class TransactionSite(Site):
         """Return whether an answer speaks of data, so that it must be certain that we lead."""
         return not isinstance(answer, ConflictError | NotLeaderError)
 
-    def judge(self, operations: Operations, state: State, term: int) -> Committed | SiltstoneError:
+    def judge(
+        self, operations: Operations, state: State, term: int
+    ) -> CommittedCall | SiltstoneError:
         """Decide as the committer does."""
         id_ = operations.id_digest.decode()
         if id_ and id_ in state.ids:
-            return Committed(state.ids[id_], duplicate=True)
+            return CommittedCall(state.ids[id_], duplicate=True)
         if operations.term not in (term, ANY_TERM):
             return ConflictError("it began in another term")
         if operations.reads and operations.read_serial < self.floor:
@@ -286,7 +294,7 @@ class TransactionSite(Site):
                     found=found.encode(),
                 )
                 return PreconditionError((unmet,))
-        return Committed(state.serial + bool(operations.writes), duplicate=False)
+        return CommittedCall(state.serial + bool(operations.writes), duplicate=False)
 
     def finish(self, error: SiltstoneError | None = None) -> None:
         """Give the answers of what was under way; an error stands for all that speak of it."""
@@ -320,13 +328,13 @@ class TransactionSite(Site):
             case StepDown():
                 is_known = not self.is_jumping
                 self.finish(NotLeaderError("deposed") if is_known else OutcomeUnknownError("jump"))
-            case Stop():
+            case StopReading():
                 self.finish(OutcomeUnknownError("stopped"))
             case _:
                 pass
         super().execute(action)
 
-    def store(self, action: actions.Store) -> None:
+    def store(self, action: actions.StoreMessage) -> None:
         count = len(self.rows)
         super().store(action)
         if action.change is None or action.change.kind is not MessageKind.KV:
@@ -335,7 +343,7 @@ class TransactionSite(Site):
             self.finish()
         changes = [Change.of(row) for row in self.rows[count:]]
         self.router.counted(
-            Stored(bytes.fromhex(each.sender), each.number, each.serial) for each in changes
+            StoredAttempt(bytes.fromhex(each.sender), each.number, each.serial) for each in changes
         )
 
     def read(self, shard: object, sequence: int) -> None:
@@ -668,7 +676,7 @@ class TransactionWorld(World):
         if not all(client.is_done() for client in self.clients):
             return False
         return super().is_settled() and all(
-            site.shard is not None and site.shard.follower.status is Status.CURRENT
+            site.shard is not None and site.shard.follower.status is FollowerStatus.CURRENT
             for site in self.sites
         )
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from siltstone.store.writer.replication.codec import UnreadableRecordError, decode, decode_change
-from siltstone.store.writer.replication.messages import Change, Genesis, MessageKind, Record, Term
+from siltstone.store.writer.replication.messages import (
+    Genesis,
+    MessageKind,
+    RecordChange,
+    RecordMessage,
+    Term,
+)
 from tests.simulation.disk import Row, rows_of
 from tests.support.replication_model import ModelMessage, ModelState, Said, model_apply
 
@@ -42,7 +48,7 @@ class Truth:
                 return ModelMessage(
                     "term", data, term=message.term, root=message.root, leader=leader
                 )
-            case Record():
+            case RecordMessage():
                 try:
                     change = self._change(message)
                 except UnreadableRecordError:
@@ -65,7 +71,7 @@ class Truth:
                     producer=message.body,
                 )
 
-    def _change(self, message: Record) -> Change | None:
+    def _change(self, message: RecordMessage) -> RecordChange | None:
         """Return what the record does if it counts."""
         if message.part < message.parts:
             return None
@@ -77,10 +83,10 @@ class Truth:
 
     def _count(self, before: ModelState, message: ModelMessage, data: bytes) -> str:
         record = decode(data)
-        change = self._change(record) if isinstance(record, Record) else None
+        change = self._change(record) if isinstance(record, RecordMessage) else None
         if message.kind == "term" or message.part == message.parts:
             self._bodies.clear()
-        elif isinstance(record, Record):
+        elif isinstance(record, RecordMessage):
             self._bodies.append(record.body)
         wrong = ""
         for producer, _ in message.calls:

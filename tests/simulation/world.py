@@ -27,20 +27,20 @@ from random import Random
 
 from siltstone.store.writer.replication.actions import (
     Answer,
+    CallStored,
     Closed,
     Confirmed,
     Refused,
-    Stored,
     Unknown,
 )
 from siltstone.store.writer.replication.codec import decode, encode
-from siltstone.store.writer.replication.follower import Follower, Progress, Status
-from siltstone.store.writer.replication.messages import Genesis, Identity, Record
+from siltstone.store.writer.replication.follower import Follower, FollowerStatus, PeerProgress
+from siltstone.store.writer.replication.messages import Genesis, LogIdentity, RecordMessage
 from siltstone.store.writer.replication.sender import Sender
 from siltstone.store.writer.replication.shard import ReplicatedShard
 from siltstone.store.writer.replication.sites.membership import (
     Hold,
-    Placement,
+    ShardSites,
     majority,
     next_placement,
     trim,
@@ -53,7 +53,7 @@ from tests.simulation.roster import Roster
 from tests.simulation.site import Site
 from tests.simulation.truth import Truth
 
-IDENTITY = Identity(database=b"d" * 16, shard=0, epoch=1)
+IDENTITY = LogIdentity(database=b"d" * 16, shard=0, epoch=1)
 SETTLE_US = 240_000_000
 EVENTS_KEPT = 60
 
@@ -70,9 +70,9 @@ class Kit:
     follower: type[Follower] = Follower
     sender: type[Sender] = Sender
     site: type[Site] = Site
-    trim: Callable[..., Placement | None] = trim
-    next_placement: Callable[..., Placement | None] = next_placement
-    step: Callable[..., Placement | None] = step
+    trim: Callable[..., ShardSites | None] = trim
+    next_placement: Callable[..., ShardSites | None] = next_placement
+    step: Callable[..., ShardSites | None] = step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +181,7 @@ class World:
         # The fourth site is new: it has nothing, and must become a replica first.
         members = frozenset(names[:3])
         wanted = frozenset(names) if len(names) > 3 else frozenset()
-        self.placement = Placement(replicas=members, insync=members, wanted=wanted)
+        self.placement = ShardSites(replicas=members, insync=members, wanted=wanted)
         self.roster = Roster(self)
         self.publishers = {
             name: Publisher(self, name, self.plan.calls)
@@ -283,7 +283,7 @@ class World:
         return all(publisher.is_done() for publisher in self.publishers.values()) and all(
             site.shard is not None
             and site.shard.position.index == self.truth.state.index
-            and site.shard.follower.status is Status.CURRENT
+            and site.shard.follower.status is FollowerStatus.CURRENT
             for site in self.sites
         )
 
@@ -358,7 +358,7 @@ class World:
         known = max(synced, self.reports.get(site.name, 0))
         self.reports[site.name] = known
 
-    def change_placement(self, planned: Placement | None) -> None:
+    def change_placement(self, planned: ShardSites | None) -> None:
         """Write a placement by compare-and-set, a while after it was computed."""
         if planned is None:
             return
@@ -407,7 +407,7 @@ class World:
     def answer(self, site: Site, answer: Answer) -> None:
         request = self.requests[answer.request]
         match answer:
-            case Stored():
+            case CallStored():
                 self.check_stored(site, request)
             case Refused():
                 self.seen["refused"] += 1
@@ -421,7 +421,7 @@ class World:
             publisher = self.publishers[request.publisher]
             self.after(self.delay(), lambda: publisher.answer(request, answer))
 
-    def heartbeat(self, sender: Site, receiver: Site, term: int, progress: Progress) -> None:
+    def heartbeat(self, sender: Site, receiver: Site, term: int, progress: PeerProgress) -> None:
         if sender.has_network and receiver.has_network and not self.is_lost():
             self.after(self.delay(), lambda: receiver.hear(term, progress))
 
@@ -539,7 +539,7 @@ class World:
                 self.wipe(rng.choice(self.sites))
             case _:
                 message = decode(log.messages[cut - 1])
-                if isinstance(message, Record):
+                if isinstance(message, RecordMessage):
                     log.messages[cut - 1] = encode(replace(message, body=message.body + b" "))
         self.event(f"the log is damaged: {self.plan.damage} {cut}")
         if self.plan.damage == "anew":
@@ -562,7 +562,7 @@ class World:
     def check_site(self, site: Site) -> None:
         """Check a site that has read something, has restarted, or has jumped."""
         shard = site.shard
-        if shard is None or shard.follower.status is Status.STOPPED:
+        if shard is None or shard.follower.status is FollowerStatus.STOPPED:
             return
         position = shard.position
         if self.is_damaged:
@@ -605,7 +605,7 @@ class World:
     def remember_late(self, site: Site) -> None:
         """Remember an acknowledgement of what counts at this moment, after damage."""
         message = decode(self.log.at(site.taking)) if site.taking else None
-        if isinstance(message, Record):
+        if isinstance(message, RecordMessage):
             seen = message.place.seen
             self.late.append(Late(site.taking, seen, site.chains[seen]))
             for each in self.sites:
@@ -613,7 +613,7 @@ class World:
 
     def check_late(self, site: Site) -> None:
         shard = site.shard
-        if shard is None or shard.follower.status is Status.STOPPED:
+        if shard is None or shard.follower.status is FollowerStatus.STOPPED:
             return
         sequence = shard.position.sequence
         for late in self.late:
@@ -635,7 +635,7 @@ class World:
                     f"{site.name} has synced {site.durable}",
                 )
 
-    def check_removal(self, before: Placement, after: Placement) -> None:
+    def check_removal(self, before: ShardSites, after: ShardSites) -> None:
         """Check that what stays when a replica is removed is enough without it."""
         if after.replicas >= before.replicas or not after.wanted:
             return

@@ -33,7 +33,7 @@ from siltstone.mqtt.packets import (
     Subscription,
 )
 from siltstone.mqtt.properties import Properties
-from siltstone.mqtt.wire import Reader, Version
+from siltstone.mqtt.wire import PacketReader, Version
 from siltstone.rows.batch import RowBatch
 from siltstone.store.database import Database, Durability
 from siltstone.store.log.read.pieces import Row
@@ -443,7 +443,7 @@ def message(
 def decode_all(version: Version, data: bytes) -> list[Packet]:
     """Decode whole packets."""
     packets: list[Packet] = []
-    reader = Reader(data)
+    reader = PacketReader(data)
     while reader.remaining:
         first = reader.byte()
         packets.append(decode(version, first, reader.take(reader.variable())))

@@ -12,7 +12,7 @@ from typing import Any
 from librt.strings import BytesWriter
 
 from siltstone.errors import SiltstoneError
-from siltstone.mqtt.connection import Connection
+from siltstone.mqtt.connection import ServerConnection
 from siltstone.mqtt.flow import (
     Receipts,
     Received,
@@ -22,7 +22,7 @@ from siltstone.mqtt.flow import (
     pick,
     without,
 )
-from siltstone.mqtt.properties import RULES, Kind
+from siltstone.mqtt.properties import RULES, PropertyEncoding
 from siltstone.mqtt.publish import (
     AckBatch,
     PublishBatch,
@@ -92,15 +92,15 @@ def property_of(rng: Random, identifier: int) -> bytes:
     """Return one property with its identifier."""
     head = bytes((identifier,))
     match KINDS.get(identifier):
-        case Kind.FLAG:
+        case PropertyEncoding.FLAG:
             return head + bytes((rng.choice((0, 1, 1, 2)),))
-        case Kind.TWO:
+        case PropertyEncoding.TWO:
             return head + rng.choice(INTEGERS[:10]).to_bytes(2)
-        case Kind.FOUR:
+        case PropertyEncoding.FOUR:
             return head + rng.choice((*INTEGERS, 2**31, 2**32 - 1)).to_bytes(4)
-        case Kind.VARIABLE:
+        case PropertyEncoding.VARIABLE:
             return head + encode_variable(rng.choice(INTEGERS))
-        case Kind.PAIR:
+        case PropertyEncoding.PAIR:
             return head + sized(text(rng)) + sized(text(rng))
         case None:
             return head + rng.randbytes(3)
@@ -227,7 +227,7 @@ def splitter(rng: Random) -> Any:
 
 def connection(rng: Random) -> Any:
     version = rng.choice((4, 5, 5))
-    served = Connection(rng.choice((60, 4_000)), rng.choice((2, 10)))
+    served = ServerConnection(rng.choice((60, 4_000)), rng.choice((2, 10)))
     found: list[Any] = []
     for piece in pieces(rng, changed(rng, connect(rng, version)) + stream(rng, version)):
         found += served.feed(piece)

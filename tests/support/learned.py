@@ -9,7 +9,7 @@ from siltstone.store.log.check.findings import Expected
 from siltstone.store.log.write.cook import Call, Cook
 from siltstone.store.segment.chain import SlabIdentity
 from siltstone.store.slab.manifest import SlabRecord, SlabState
-from siltstone.topic.structure import Placement, Structure
+from siltstone.topic.structure import Structure, TopicPlace
 from tests.support.frames import NOW_US, SEED, Frame, cooked_frame
 from tests.support.row_batches import row_batch
 
@@ -46,7 +46,7 @@ def learned_frame(
     return cooked_frame(cooked, serial=serial)
 
 
-def topic_of(placement: Placement) -> bytes:
+def topic_of(placement: TopicPlace) -> bytes:
     """Return the topic of a placement."""
     words = iter(placement.varying.split(b"/"))
     return b"/".join(next(words) if level == b"+" else level for level in placement.stream.levels)

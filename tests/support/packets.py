@@ -30,11 +30,11 @@ from siltstone.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from siltstone.mqtt.properties import NO_PROPERTIES, RULES, Allowed, Kind, Properties
+from siltstone.mqtt.properties import NO_PROPERTIES, RULES, Allowed, Properties, PropertyEncoding
 from siltstone.mqtt.publish import AckBatch, PublishBatch
 from siltstone.mqtt.reason import OF_RETURN_CODE, PACKETS_WITH, Reason, return_code
 from siltstone.mqtt.splitter import Event, RawPacket
-from siltstone.mqtt.wire import PacketType, Reader, Version
+from siltstone.mqtt.wire import PacketReader, PacketType, Version
 from siltstone.topic.grammar import TopicFilter
 
 V3, V5 = Version.V3_1_1, Version.V5
@@ -233,14 +233,14 @@ FILTERS = st.builds(
 )
 PACKET_IDS = st.integers(1, 65_535)
 
-_VALUES: dict[Kind, st.SearchStrategy[Any]] = {
-    Kind.FLAG: st.integers(0, 1),
-    Kind.TWO: st.integers(0, 0xFFFF),
-    Kind.FOUR: st.integers(0, 0xFFFF_FFFF),
-    Kind.VARIABLE: st.integers(1, 268_435_455),
-    Kind.STRING: STRINGS,
-    Kind.BINARY: st.binary(max_size=8),
-    Kind.PAIR: st.tuples(STRINGS, STRINGS),
+_VALUES: dict[PropertyEncoding, st.SearchStrategy[Any]] = {
+    PropertyEncoding.FLAG: st.integers(0, 1),
+    PropertyEncoding.TWO: st.integers(0, 0xFFFF),
+    PropertyEncoding.FOUR: st.integers(0, 0xFFFF_FFFF),
+    PropertyEncoding.VARIABLE: st.integers(1, 268_435_455),
+    PropertyEncoding.STRING: STRINGS,
+    PropertyEncoding.BINARY: st.binary(max_size=8),
+    PropertyEncoding.PAIR: st.tuples(STRINGS, STRINGS),
 }
 
 
@@ -433,7 +433,7 @@ def flat(events: Iterable[Event]) -> list[Message | Ack | Raw | Refused]:
 
 def decode_whole(version: Version, data: bytes) -> Packet:
     """Decode one packet with its fixed header."""
-    reader = Reader(data)
+    reader = PacketReader(data)
     first = reader.byte()
     body = reader.take(reader.variable())
     reader.finish()

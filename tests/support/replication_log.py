@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from siltstone.store.writer.replication.actions import Action, Publish
+from siltstone.store.writer.replication.actions import Action, PublishMessage
 from siltstone.store.writer.replication.codec import encode
 from siltstone.store.writer.replication.follower import Follower
-from siltstone.store.writer.replication.messages import Call, Genesis, Identity, MessageKind, Term
+from siltstone.store.writer.replication.messages import (
+    Genesis,
+    LogIdentity,
+    MessageKind,
+    ProducerCall,
+    Term,
+)
 from siltstone.store.writer.replication.producers import Producers
-from siltstone.store.writer.replication.rule import Position
+from siltstone.store.writer.replication.rule import LogPosition
 from siltstone.store.writer.replication.shard import ReplicatedShard
 
-IDENTITY = Identity(database=b"d" * 16, shard=0, epoch=1)
+IDENTITY = LogIdentity(database=b"d" * 16, shard=0, epoch=1)
 NONCE = b"n" * 16
 GENESIS = encode(Genesis(IDENTITY, NONCE))
 P, Q = b"p" * 16, b"q" * 16
 
 
 def follower() -> Follower:
-    return Follower(Position(identity=IDENTITY), Producers())
+    return Follower(LogPosition(identity=IDENTITY), Producers())
 
 
 def published(actions: list[Action]) -> list[bytes]:
-    return [action.data for action in actions if isinstance(action, Publish)]
+    return [action.data for action in actions if isinstance(action, PublishMessage)]
 
 
 def others(actions: list[Action]) -> list[Action]:
-    return [action for action in actions if not isinstance(action, Publish)]
+    return [action for action in actions if not isinstance(action, PublishMessage)]
 
 
 class OneSite:
@@ -54,5 +60,5 @@ class OneSite:
 
     def call(self, request: int, number: int, previous: int, producer: bytes = P) -> list[bytes]:
         """Admit one call and publish it; return what was published."""
-        self.shard.admit(request, Call(producer=producer, number=number, previous=previous))
+        self.shard.admit(request, ProducerCall(producer=producer, number=number, previous=previous))
         return published(self.shard.freeze(MessageKind.ROWS, b"row"))

@@ -29,8 +29,8 @@ from siltstone.store.shard.replicated.port import Founding, S
 from siltstone.store.slab.manifest import Manifest
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.replication.codec import encode
-from siltstone.store.writer.replication.follower import Bounds, Status
-from siltstone.store.writer.replication.messages import Genesis, Identity
+from siltstone.store.writer.replication.follower import FollowerStatus, LogBounds
+from siltstone.store.writer.replication.messages import Genesis, LogIdentity
 
 NONCE = b"n" * 16
 Key = tuple[str, int]
@@ -123,7 +123,7 @@ class MemorySite:
                 database=database, salt=founding.salt, settings=founding.settings, slabs=()
             )
             for shard in range(founding.settings.shards):
-                identity = Identity(
+                identity = LogIdentity(
                     database=bytes.fromhex(manifest.identity.text), shard=shard, epoch=logs.epoch
                 )
                 logs.messages[database, shard] = [encode(Genesis(identity, NONCE))] * 2
@@ -142,7 +142,7 @@ class MemorySite:
             genesis = encode(Genesis(log.identity, NONCE))
             messages = self.logs.messages.setdefault(key, [genesis])
             self.attached[key] = log
-            log.found(Bounds(first=self.logs.first, last=len(messages), nonce=NONCE))
+            log.found(LogBounds(first=self.logs.first, last=len(messages), nonce=NONCE))
             start = log.view.progress.sequence
             if start + 1 < self.logs.first:
                 return
@@ -176,7 +176,7 @@ class MemorySite:
         peers = [site for name, site in self.logs.sites.items() if name != self.site]
         for peer in peers:
             other = peer.attached.get(key)
-            if other is not None and other.view.status is Status.CURRENT:
+            if other is not None and other.view.status is FollowerStatus.CURRENT:
                 found: Future[Offer | None] = Future()
                 other.ask_for_offer(found.set_result)
                 offer = found.result(20.0)

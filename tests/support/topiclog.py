@@ -25,7 +25,7 @@ from siltstone.store.shard.block_log import BlockLog, BlockLogs
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.topiclog.hub import HubLimits
 from siltstone.topiclog.log import DATABASE, TopicLogs, open_topic_logs
-from siltstone.topiclog.protocol import Kind, encode_version, request, send_head
+from siltstone.topiclog.protocol import RequestKind, encode_version, request, send_head
 from siltstone.topiclog.server import TopicLogServer
 from siltstone.topiclog.tables import table_of_ends
 from tests.support.broker_process import BrokerProcess, broker_process
@@ -174,7 +174,7 @@ def half_send(port: int, topic: str, size: int, sent: int) -> socket.socket:
     peer = socket.create_connection(("127.0.0.1", port), WAIT_SECONDS)
     table = table_of_ends([bytes(size)])
     try:
-        peer.sendall(request(Kind.HELLO, 1, payload=encode_version()))
+        peer.sendall(request(RequestKind.HELLO, 1, payload=encode_version()))
         peer.sendall(send_head(2, topic, table=table, data_bytes=size) + b"h" * sent)
     except BaseException:
         peer.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from siltstone.cluster.nats_process import PAYLOAD_MAX, find_program, read_monitor
-from siltstone.cluster.settings import ClusterSettings
+from siltstone.cluster.settings import SiteSettings
 from tests.support.ports import free_port
 from tests.support.sites import until
 
@@ -47,7 +47,7 @@ def user_servers(directory: Path, sync: str = "always") -> Iterator[UserServers]
     """Run three servers of a cluster; the last one has this `sync_interval`."""
     nowhere = PurePath("/nowhere")
     program = find_program(
-        ClusterSettings(name="x", site="x", seeds=(), listen=None, secret=b"", directory=nowhere)
+        SiteSettings(name="x", site="x", seeds=(), listen=None, secret=b"", directory=nowhere)
     )
     directory.mkdir()
     routes = [free_port() for _ in range(3)]

@@ -19,7 +19,7 @@ from siltstone.bridge.dead_letters import DeadLetters
 from siltstone.bridge.forwarder import Forwarder
 from siltstone.bridge.inbound import Inbound, PublishHere
 from siltstone.bridge.mapping import inward, outward, subscriptions
-from siltstone.bridge.outbound import Outbound, Pace, SettlePart
+from siltstone.bridge.outbound import Outbound, SettlePart, WaitingBytes
 from siltstone.bridge.settings import LinkSettings
 from siltstone.bridge.threads import Threads
 from siltstone.client.client import Client
@@ -42,7 +42,7 @@ class Here:
     """The functions that a bridge needs from its own broker."""
 
     publish: PublishHere
-    pace: Pace
+    pace: WaitingBytes
 
 
 def publisher_of(name: str) -> bytes:

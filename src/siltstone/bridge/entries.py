@@ -22,7 +22,7 @@ from siltstone.mqtt.publish import (
     with_time_left,
 )
 from siltstone.mqtt.splitter import PacketSplitter
-from siltstone.mqtt.wire import Reader, Version, encode_variable
+from siltstone.mqtt.wire import PacketReader, Version, encode_variable
 from siltstone.rows.batch import RETAIN
 from siltstone.spool import Entry
 from siltstone.units import SECOND_US
@@ -90,7 +90,7 @@ def _split(data: bytes) -> PublishBatch | None:
 def _mended(data: bytes) -> bytes:
     """Return the packets with valid message properties only. Raises: MalformedPacketError."""
     out: list[bytes] = []
-    reader = Reader(data)
+    reader = PacketReader(data)
     while reader.remaining:
         first = reader.byte()
         body = reader.part(reader.variable())

@@ -19,7 +19,7 @@ _REMEMBERED_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class MappedTopic:
     """The name of a topic on the other side, and the maximum QoS of its messages."""
 
     topic: bytes
@@ -35,9 +35,9 @@ class _Rule:
         self._before = len(before.encode())
         self._after = after.encode()
 
-    def route(self, topic: bytes) -> Route | None:
+    def route(self, topic: bytes) -> MappedTopic | None:
         name = self._after + topic[self._before :]
-        return Route(name, self.qos) if 0 < len(name) <= _TOPIC_BYTES_MAX else None
+        return MappedTopic(name, self.qos) if 0 < len(name) <= _TOPIC_BYTES_MAX else None
 
 
 class Routes:
@@ -45,9 +45,9 @@ class Routes:
 
     def __init__(self, rules: list[_Rule]) -> None:
         self.rules = rules
-        self._known: dict[bytes, Route | None] = {}
+        self._known: dict[bytes, MappedTopic | None] = {}
 
-    def find(self, topic: bytes) -> Route | None:
+    def find(self, topic: bytes) -> MappedTopic | None:
         """Return the route of a topic; None if it is not copied."""
         try:
             return self._known[topic]

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from siltstone.bridge.entries import encode_entries
-from siltstone.bridge.mapping import Route, Routes
+from siltstone.bridge.mapping import MappedTopic, Routes
 from siltstone.bridge.settings import WhenFull
 from siltstone.errors import OutcomeUnknownError, OverloadedError, SiltstoneError
 from siltstone.guard import contain
@@ -37,7 +37,7 @@ _OVERHEAD_BYTES: Final = 16
 _TELL_EACH: Final = 1000
 
 
-class Pace:
+class WaitingBytes:
     """Two functions that count the bytes that wait for the disk, for backpressure."""
 
     def __init__(self, hold: Callable[[int], None], release: Callable[[int], None]) -> None:
@@ -75,7 +75,7 @@ class Outbound:
         when_full: WhenFull,
         in_thread: InThread,
         now_us: Callable[[], int],
-        pace: Pace,
+        pace: WaitingBytes,
         added: Callable[[list[Entry]], None],
     ) -> None:
         # The size of the messages in the spool, without the overhead of the spool.
@@ -144,7 +144,7 @@ class Outbound:
             self._settle(gathered, written)
 
     def _split(
-        self, batch: PublishBatch, routes: list[Route | None]
+        self, batch: PublishBatch, routes: list[MappedTopic | None]
     ) -> tuple[list[int], list[int]]:
         """Return the indexes of the messages that have a route: those for which there is room, and
         the others.
@@ -163,7 +163,7 @@ class Outbound:
                 beyond.append(index)
         return fitting, beyond
 
-    def _add(self, part: PublishBatch, routes: list[Route]) -> int:
+    def _add(self, part: PublishBatch, routes: list[MappedTopic]) -> int:
         """Add messages to the next batch, with their remote topics; return their size."""
         size = sum(_size_of(part, index, route) for index, route in enumerate(routes))
         self.size_bytes += size
@@ -252,7 +252,7 @@ class Outbound:
         self._flush()
 
 
-def _size_of(batch: PublishBatch, index: int, route: Route) -> int:
+def _size_of(batch: PublishBatch, index: int, route: MappedTopic) -> int:
     """Return the maximum size of a message in an entry."""
     properties = len(batch.properties[index]) if batch.properties else 0
     return len(batch.values[index]) + properties + len(route.topic) + _OVERHEAD_BYTES

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from siltstone.client.backoff import Backoff
-from siltstone.client.connection import Connection, Deliver
-from siltstone.client.protocol import CONNECT_SECONDS, ClientProtocol, State
+from siltstone.client.connection import BrokerConnection, Deliver
+from siltstone.client.protocol import CONNECT_SECONDS, ClientProtocol, ClientState
 from siltstone.client.refusal import RefusedError, system_words
 from siltstone.client.session import ClientSession
 from siltstone.client.settings import ClientSettings
@@ -52,7 +52,7 @@ class Client:
         self._lost = lost
         self._was_accepted = False
         self._backoff = Backoff(settings.reconnect_seconds)
-        self._connection: Connection | None = None
+        self._connection: BrokerConnection | None = None
         self._away = False
 
     async def run(self) -> None:
@@ -110,7 +110,7 @@ class Client:
         if error is not None:
             raise error
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> BrokerConnection:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 return await self._dial()
@@ -128,7 +128,7 @@ class Client:
             # Python cannot encode the name, for example a host name with an empty label.
             raise UsageError(f"invalid host name or path: {str(self._target)!r}") from exc
 
-    async def _dial(self) -> Connection:
+    async def _dial(self) -> BrokerConnection:
         loop = asyncio.get_running_loop()
         match self._target:
             case UnixTarget(path):
@@ -138,11 +138,11 @@ class Client:
                 _, connection = await loop.create_connection(self._make, host, port, ssl=self._tls)
                 return connection
 
-    def _make(self) -> Connection:
+    def _make(self) -> BrokerConnection:
         protocol = ClientProtocol(self._settings, self._session, now=self._clock.monotonic())
 
         def pumped() -> None:
-            if protocol.state is State.CONNECTED:
+            if protocol.state is ClientState.CONNECTED:
                 self._backoff.connected(self._clock.monotonic())
                 self._was_accepted = True
                 if self._away:
@@ -150,4 +150,4 @@ class Client:
                 self._away = False
                 self._wanted()
 
-        return Connection(protocol, self._clock, deliver=self._deliver, pumped=pumped)
+        return BrokerConnection(protocol, self._clock, deliver=self._deliver, pumped=pumped)

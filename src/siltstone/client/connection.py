@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, cast
 
-from siltstone.client.protocol import ClientProtocol, State
+from siltstone.client.protocol import ClientProtocol, ClientState
 from siltstone.client.refusal import system_words
 from siltstone.clock import Clock
 from siltstone.errors import OutcomeUnknownError, SiltstoneError
@@ -24,7 +24,7 @@ _WRITE_BUFFER_MAX: Final = 1_048_576
 _LINGER_SECONDS: Final = 2.0
 
 
-class Connection(asyncio.Protocol):
+class BrokerConnection(asyncio.Protocol):
     """A transport and a protocol; `pumped` is called when all that may be sent is written."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         error = self._error
-        if error is None and self._protocol.state is not State.OVER:
+        if error is None and self._protocol.state is not ClientState.OVER:
             self._protocol.fail(OutcomeUnknownError())
             why = "the server closed it" if exc is None else system_words(exc)
             error = OutcomeUnknownError(f"the connection was lost: {why}")
@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
         except SiltstoneError as exc:
             self._fail(exc)
             return
-        if self._protocol.state is State.OVER:
+        if self._protocol.state is ClientState.OVER:
             self._say_goodbye(transport)
         elif not self._paused:
             self._pumped()
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
         self._timer = loop.call_later(_LINGER_SECONDS, self._linger, transport)
 
     def _set_timer(self) -> None:
-        if self._protocol.state is State.OVER:
+        if self._protocol.state is ClientState.OVER:
             return
         if self._timer is not None:
             self._timer.cancel()

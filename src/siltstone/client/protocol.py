@@ -41,7 +41,7 @@ CONNECT_SECONDS: Final = 10.0
 _NEVER: Final = float("inf")
 
 
-class State(Enum):
+class ClientState(Enum):
     """The state of a connection."""
 
     CONNECTING = auto()
@@ -53,7 +53,7 @@ class ClientProtocol:
     """The client side of one connection; its session may outlive it."""
 
     def __init__(self, settings: ClientSettings, session: ClientSession, *, now: float) -> None:
-        self.state = State.CONNECTING
+        self.state = ClientState.CONNECTING
         self.tick_at = now + CONNECT_SECONDS
         self._settings = settings
         self._session = session
@@ -74,7 +74,7 @@ class ClientProtocol:
         """
         self._received_at = now
         for event in self._splitter.feed(data):
-            if self.state is State.OVER or self._session.leaving:
+            if self.state is ClientState.OVER or self._session.leaving:
                 return
             if isinstance(event, PublishBatch):
                 self._check_connected("PUBLISH")
@@ -93,13 +93,13 @@ class ClientProtocol:
 
         Raises: UsageError for a message that the server does not accept.
         """
-        if self.state is State.CONNECTING and self._session.leaving:
-            self.state = State.OVER
-        if self.state is State.OVER:
+        if self.state is ClientState.CONNECTING and self._session.leaving:
+            self.state = ClientState.OVER
+        if self.state is ClientState.OVER:
             return b""
         parts = self._control
         self._control = []
-        if self.state is State.CONNECTED:
+        if self.state is ClientState.CONNECTED:
             parts.append(self._session.incoming.take())
             if not self._session.leaving:
                 parts.append(self._session.outgoing.take())
@@ -112,8 +112,8 @@ class ClientProtocol:
 
     def fail(self, error: Exception) -> bytes:
         """End because of an error; return the DISCONNECT to send, or b""."""
-        if self.state is not State.CONNECTED:
-            self.state = State.OVER
+        if self.state is not ClientState.CONNECTED:
+            self.state = ClientState.OVER
             return b""
         if isinstance(error, PeerError) and self._version is Version.V5:
             known = (PacketType.DISCONNECT, error.reason) in ALLOWED
@@ -126,7 +126,7 @@ class ClientProtocol:
 
         Raises: RetryError, OutcomeUnknownError if the server does not answer.
         """
-        if self.state is State.CONNECTING:
+        if self.state is ClientState.CONNECTING:
             raise RetryError(f"no answer to CONNECT within {CONNECT_SECONDS:.0f} s")
         half = self._keep_alive / 2
         late = now - self.tick_at
@@ -177,18 +177,18 @@ class ClientProtocol:
             case PingResp():
                 self._pinged_at = _NEVER
             case Disconnect():
-                self.state = State.OVER
+                self.state = ClientState.OVER
                 raise refused("the server ended the connection", packet.reason, packet.properties)
             case _:
                 raise ProtocolError(f"a server must not send {type(packet).__name__}")
 
     def _connected(self, answer: ConnAck, now: float) -> None:
-        if self.state is not State.CONNECTING:
+        if self.state is not ClientState.CONNECTING:
             raise ProtocolError("a server must send CONNACK once, got a second one")
         if answer.reason >= ERROR:
-            self.state = State.OVER
+            self.state = ClientState.OVER
             raise refused("the server refused the connection", answer.reason, answer.properties)
-        self.state = State.CONNECTED
+        self.state = ClientState.CONNECTED
         # [MQTT-3.2.2-21]: the keep alive of the server replaces that of the client.
         if answer.properties.server_keep_alive is not None:
             self._keep_alive = float(answer.properties.server_keep_alive)
@@ -220,9 +220,9 @@ class ClientProtocol:
         self._session.subscribed = self._session.subscribed or isinstance(request, Subscribe)
 
     def _check_connected(self, what: str) -> None:
-        if self.state is not State.CONNECTED:
+        if self.state is not ClientState.CONNECTED:
             raise ProtocolError(f"the server sent {what} before CONNACK")
 
     def _end(self, last_packet: Disconnect) -> bytes:
-        self.state = State.OVER
+        self.state = ClientState.OVER
         return encode(self._version, last_packet)

@@ -24,7 +24,7 @@ from typing import Any, Final
 from urllib.request import urlopen
 
 from siltstone.cluster.certificates import SiteCertificates, TlsFiles
-from siltstone.cluster.settings import Address, ClusterSettings
+from siltstone.cluster.settings import Address, SiteSettings
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.process import process_arguments, send_signal
@@ -89,7 +89,7 @@ class Ports:
     monitor: str
 
 
-def configuration(settings: ClusterSettings, listen: Address, tls_files: TlsFiles) -> str:
+def configuration(settings: SiteSettings, listen: Address, tls_files: TlsFiles) -> str:
     """Return the settings file of the server. Both sides of each connection have a certificate."""
     place = settings.directory
     tls = (
@@ -131,7 +131,7 @@ def _quoted(path: PurePath) -> str:
     return json.dumps(str(path))
 
 
-def find_program(settings: ClusterSettings) -> str:
+def find_program(settings: SiteSettings) -> str:
     """Return the path of nats-server. Raises: UsageError."""
     if settings.program:
         return settings.program
@@ -148,7 +148,7 @@ class NatsProcess:
     """The server of this site. On the loop of the site."""
 
     def __init__(
-        self, fs: FileSystem, settings: ClusterSettings, certificates: SiteCertificates
+        self, fs: FileSystem, settings: SiteSettings, certificates: SiteCertificates
     ) -> None:
         self._fs = fs
         self._settings = settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from siltstone.clock import Clock
 from siltstone.cluster.certificates import TlsFiles
 from siltstone.cluster.secret import ensure_secret, read_secret
-from siltstone.cluster.settings import Address, ClusterSettings
+from siltstone.cluster.settings import Address, SiteSettings
 from siltstone.cluster.site import ClusterSite
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem, absolute_path, config_directory
@@ -43,7 +43,7 @@ def make_site(
     else:
         secret = ensure_secret(fs, config_directory() / f"{name}.secret")
     return ClusterSite(
-        ClusterSettings(
+        SiteSettings(
             name=name,
             epoch=epoch,
             site=site,

@@ -32,7 +32,7 @@ from nats.js.errors import (
 from nats.js.kv import KeyValue
 
 from siltstone.clock import Clock
-from siltstone.cluster.shared_log import Connection, ask, found_stream, trim_genesis
+from siltstone.cluster.shared_log import NatsConnection, ask, found_stream, trim_genesis
 from siltstone.errors import RetryError, SiltstoneError, UsageError
 from siltstone.store.shard.replicated.port import (
     KEYVALUE_PREFIX,
@@ -43,8 +43,8 @@ from siltstone.store.shard.replicated.port import (
 from siltstone.store.slab.manifest import Manifest
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.tx.settings import KeyValueSettings
-from siltstone.store.writer.replication.messages import DIGEST_BYTES, Identity
-from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.messages import DIGEST_BYTES, LogIdentity
+from siltstone.store.writer.replication.sites.membership import ShardSites
 from siltstone.store.writer.replication.sites.planning import Site, SiteRole
 
 BUCKET: Final = "siltstone"
@@ -110,10 +110,12 @@ class Registered:
         )
 
 
-class Registry:
+class ClusterRegistry:
     """The bucket. On the loop of the site."""
 
-    def __init__(self, connection: Connection, clock: Clock, *, replicas: int, epoch: int) -> None:
+    def __init__(
+        self, connection: NatsConnection, clock: Clock, *, replicas: int, epoch: int
+    ) -> None:
         self._connection = connection
         self._clock = clock
         self._epoch = epoch
@@ -253,7 +255,7 @@ class Registry:
                 _entry_of(known.name), known.encode(is_ready=True), known.revision
             )
 
-    async def placement(self, key: str) -> tuple[Placement | None, int]:
+    async def placement(self, key: str) -> tuple[ShardSites | None, int]:
         """Return the placement of a shard, and its revision for `place`. Raises: NatsError."""
         try:
             entry = await self.bucket.get(f"place.{key}")
@@ -274,7 +276,7 @@ class Registry:
                 found |= placement.replicas | placement.wanted
         return frozenset(found)
 
-    async def place(self, key: str, placement: Placement, revision: int) -> bool:
+    async def place(self, key: str, placement: ShardSites, revision: int) -> bool:
         """Replace the placement of a shard; return False if another site was faster.
 
         Raises: NatsError.
@@ -324,10 +326,10 @@ class Registry:
                 title=f"{known.name}/{identity.shard}",
             )
 
-    def _logs(self, known: Registered) -> list[tuple[Identity, bytes]]:
+    def _logs(self, known: Registered) -> list[tuple[LogIdentity, bytes]]:
         """Return the identities and nonces of the logs of a database."""
         return [
-            (Identity(database=known.identity, shard=shard, epoch=self._epoch), nonce)
+            (LogIdentity(database=known.identity, shard=shard, epoch=self._epoch), nonce)
             for shard, nonce in enumerate(known.nonces)
         ]
 
@@ -339,7 +341,7 @@ def _entry_of(name: str) -> str:
     return f"db.{name}"
 
 
-def encode_placement(placement: Placement) -> bytes:
+def encode_placement(placement: ShardSites) -> bytes:
     """Return the bytes of an entry of the registry."""
     values = {
         "replicas": sorted(placement.replicas),
@@ -351,10 +353,10 @@ def encode_placement(placement: Placement) -> bytes:
     return json.dumps(values).encode()
 
 
-def decode_placement(data: bytes) -> Placement:
+def decode_placement(data: bytes) -> ShardSites:
     """Return the placement that an entry describes."""
     values = json.loads(data)
-    return Placement(
+    return ShardSites(
         replicas=frozenset(values["replicas"]),
         insync=frozenset(values["insync"]),
         trim=values["trim"],

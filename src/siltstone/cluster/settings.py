@@ -32,7 +32,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSettings:
+class SiteSettings:
     """One site of a cluster.
 
     `seeds` has the addresses of the NATS servers that keep the shared logs, and `listen` the one of

@@ -23,9 +23,9 @@ from siltstone.errors import SiltstoneError
 from siltstone.logs import log
 from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.writer.replication.codec import encode
-from siltstone.store.writer.replication.follower import Bounds
+from siltstone.store.writer.replication.follower import LogBounds
 from siltstone.store.writer.replication.health import BoundsWatch
-from siltstone.store.writer.replication.messages import Genesis, Identity
+from siltstone.store.writer.replication.messages import Genesis, LogIdentity
 
 _LOG: Final = logging.getLogger("siltstone.cluster")
 STREAM_BYTES: Final = 4 * 1024 * 1024 * 1024
@@ -50,7 +50,7 @@ class ApiError(SiltstoneError):
         self.code = code
 
 
-class Connection:
+class NatsConnection:
     """The connection to NATS. There is another one after the server of this site was started again
     at another port.
     """
@@ -84,13 +84,13 @@ class StreamName:
         return f"silt.log.{self.stream}"
 
     @classmethod
-    def of(cls, identity: Identity) -> StreamName:
+    def of(cls, identity: LogIdentity) -> StreamName:
         """Return the names for a shard."""
         return cls(f"silt_{identity.database.hex()}_{identity.shard}_e{identity.epoch}")
 
 
 async def found_stream(
-    client: Client, identity: Identity, nonce: bytes, *, replicas: int, title: str
+    client: Client, identity: LogIdentity, nonce: bytes, *, replicas: int, title: str
 ) -> None:
     """Create the stream of a shard, and publish its GENESIS until it is there.
 
@@ -119,7 +119,7 @@ async def found_stream(
     await _publish_genesis(client, identity, nonce)
 
 
-async def _publish_genesis(client: Client, identity: Identity, nonce: bytes) -> None:
+async def _publish_genesis(client: Client, identity: LogIdentity, nonce: bytes) -> None:
     subject = StreamName.of(identity).subject
     answer = await client.request(subject, encode(Genesis(identity, nonce)), timeout=5.0)
     if "error" in (values := json.loads(answer.data)):
@@ -127,7 +127,7 @@ async def _publish_genesis(client: Client, identity: Identity, nonce: bytes) -> 
         raise ApiError(subject, error.get("err_code", 0), error.get("description", ""))
 
 
-async def trim_genesis(client: Client, identity: Identity, nonce: bytes) -> None:
+async def trim_genesis(client: Client, identity: LogIdentity, nonce: bytes) -> None:
     """Remove the first message of a stream that has nothing but GENESIS, so that a site without a
     mark copies from another one. A second GENESIS stays, which all sites ignore.
     """
@@ -135,7 +135,7 @@ async def trim_genesis(client: Client, identity: Identity, nonce: bytes) -> None
     await ask(client, f"STREAM.PURGE.{StreamName.of(identity).stream}", {"seq": 2})
 
 
-def stream_of(identity: Identity) -> str:
+def stream_of(identity: LogIdentity) -> str:
     """Return the name of the stream of a shard."""
     return StreamName.of(identity).stream
 
@@ -143,7 +143,7 @@ def stream_of(identity: Identity) -> str:
 class LogTail:
     """Reads the stream of one shard for its log, and publishes to it. On the loop of the site."""
 
-    def __init__(self, connection: Connection, shard: ReplicatedLog, nonce: bytes) -> None:
+    def __init__(self, connection: NatsConnection, shard: ReplicatedLog, nonce: bytes) -> None:
         self.shard = shard
         self._connection = connection
         self._nonce = nonce
@@ -219,9 +219,9 @@ class LogTail:
         now_us = int(asyncio.get_running_loop().time() * 1e6)
         last = self._bounds.last(self.last, read_before=read_before, read=self._read, now_us=now_us)
         if nonce != self._nonce:
-            self.shard.found(Bounds(first=self.first, last=self.last, nonce=nonce))
+            self.shard.found(LogBounds(first=self.first, last=self.last, nonce=nonce))
         elif last is not None:
-            self.shard.found(Bounds(first=self.first, last=last, nonce=nonce))
+            self.shard.found(LogBounds(first=self.first, last=last, nonce=nonce))
 
     async def trim(self, below: int) -> None:
         """Remove the messages before a sequence. Raises: ApiError, NatsError."""

@@ -30,9 +30,9 @@ from siltstone.cluster.certificates import SiteCertificates
 from siltstone.cluster.copying import answer_request
 from siltstone.cluster.epochs import enter_epoch
 from siltstone.cluster.nats_process import PAYLOAD_MAX, SPACE_BYTES, USER, NatsProcess
-from siltstone.cluster.registry import AnySettings, Registered, Registry, patiently
-from siltstone.cluster.settings import ClusterSettings
-from siltstone.cluster.shared_log import ApiError, Connection, LogTail, stream_of
+from siltstone.cluster.registry import AnySettings, ClusterRegistry, Registered, patiently
+from siltstone.cluster.settings import SiteSettings
+from siltstone.cluster.shared_log import ApiError, LogTail, NatsConnection, stream_of
 from siltstone.cluster.sites.alarms import alarms_of, is_ready
 from siltstone.cluster.sites.copier import Copier
 from siltstone.cluster.sites.membership import (
@@ -47,7 +47,7 @@ from siltstone.cluster.sites.membership import (
 from siltstone.cluster.sites.placing import Placing
 from siltstone.cluster.sites.producer_names import ProducerNames, ended_producers
 from siltstone.cluster.sites.scrubber import Scrubber
-from siltstone.cluster.sites.seen import AWAY_SECONDS, Peer, SiteShard, key_of
+from siltstone.cluster.sites.seen import AWAY_SECONDS, PeerSite, SiteShard, key_of
 from siltstone.cluster.sites.state import state_of
 from siltstone.cluster.user_nats import UserNats
 from siltstone.errors import OutcomeUnknownError, RetryError, SiltstoneError, UsageError
@@ -59,10 +59,10 @@ from siltstone.store.shard.replicated.port import KEYVALUE_PREFIX, Founding, S
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.store.writer.replication.codec import VERSION
-from siltstone.store.writer.replication.follower import Progress, Status
+from siltstone.store.writer.replication.follower import FollowerStatus, PeerProgress
 from siltstone.store.writer.replication.health import ClaimTimer, all_can_read
 from siltstone.store.writer.replication.sites.alarms import AlarmKind, AlarmWatch
-from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.sites.membership import ShardSites
 from siltstone.store.writer.replication.sites.planning import SiteRole
 
 _LOG: Final = logging.getLogger("siltstone.cluster")
@@ -108,7 +108,7 @@ OpenMap = Callable[[str, KeyValueSettings], object]
 class ClusterSite:
     """This process as a site of a cluster; the store uses it to commit replicated rows."""
 
-    def __init__(self, settings: ClusterSettings, fs: FileSystem, clock: Clock) -> None:
+    def __init__(self, settings: SiteSettings, fs: FileSystem, clock: Clock) -> None:
         self.site = settings.site
         self._settings = settings
         self._fs = fs
@@ -131,11 +131,11 @@ class ClusterSite:
         self._thread = Thread(target=self._run, name="siltstone-cluster", daemon=True)
         self._started = Event()
         self._failure: SiltstoneError | None = None
-        self._connection = Connection()
+        self._connection = NatsConnection()
         self._ready = asyncio.Event()
-        self._registry: Registry | None = None
+        self._registry: ClusterRegistry | None = None
         self._shards: dict[str, SiteShard] = {}
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, PeerSite] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._said_at = -_SAY_SECONDS
         self._problem = "it is starting"
@@ -322,7 +322,7 @@ class ClusterSite:
             self._started.set()
             return
         self._connected_at = self._loop.time()
-        self._registry = Registry(
+        self._registry = ClusterRegistry(
             self._connection,
             self._clock,
             replicas=self._settings.replicas,
@@ -416,7 +416,7 @@ class ClusterSite:
         await asyncio.sleep(self._connected_at + _LISTEN_SECONDS - self._loop.time())
 
     async def _found_once(
-        self, registry: Registry, database: str, settings: AnySettings
+        self, registry: ClusterRegistry, database: str, settings: AnySettings
     ) -> Registered:
         for name, peer in self._peers.items():
             if database in peer.founding and await registry.database(database) is None:
@@ -575,7 +575,7 @@ class ClusterSite:
         if leads:
             shard.claims.heard(now_us)
         elif (
-            view.status is Status.CURRENT
+            view.status is FollowerStatus.CURRENT
             and not view.leads
             and not view.is_full
             and self._placing.is_fit
@@ -626,7 +626,7 @@ class ClusterSite:
             return
         now_us = _now_us()
         is_fit = bool(values.get("fit", True))
-        self._peers[site] = Peer(
+        self._peers[site] = PeerSite(
             self._loop.time(),
             shards,
             bool(values.get("stopping")),
@@ -645,7 +645,7 @@ class ClusterSite:
                 shard.claims.heard(now_us)
             if theirs["sequence"] == view.progress.sequence:
                 shard.log.heard(
-                    Progress(
+                    PeerProgress(
                         sequence=theirs["sequence"],
                         index=theirs["index"],
                         chain=bytes.fromhex(theirs["chain"]),
@@ -676,7 +676,7 @@ class ClusterSite:
             except (TimeoutError, NatsError, ApiError, OSError) as exc:
                 self._say(exc)
 
-    async def _read_sites(self, registry: Registry) -> None:
+    async def _read_sites(self, registry: ClusterRegistry) -> None:
         """Read what the sites have agreed on about each other; enter this site if it is new."""
         sites = await registry.sites()
         producers = self._producers.site
@@ -732,7 +732,7 @@ class ClusterSite:
         except (ValueError, KeyError, TypeError):
             return
         view = shard.log.view
-        is_ready = view.status is Status.CURRENT and view.term == term and not view.leads
+        is_ready = view.status is FollowerStatus.CURRENT and view.term == term and not view.leads
         is_fit = self._placing.is_fit and not shard.damaged and not view.is_full
         if is_ready and is_fit and all_can_read(VERSION, self._versions_heard()):
             shard.log.claim()
@@ -760,7 +760,7 @@ class ClusterSite:
         await self._change_placement(key, change)
 
     async def _change_placement(
-        self, key: str, change: Callable[[Placement], Placement | None]
+        self, key: str, change: Callable[[ShardSites], ShardSites | None]
     ) -> None:
         shard = self._shards.get(key)
         if shard is None:
@@ -775,7 +775,7 @@ class ClusterSite:
                 return
         raise RetryError(f"the placement of {key} changes at this moment, try again")
 
-    async def _opened_registry(self) -> Registry:
+    async def _opened_registry(self) -> ClusterRegistry:
         if not self._ready.is_set() or self._registry is None:
             raise RetryError(f"the cluster does not answer: {self._problem}")
         return self._registry

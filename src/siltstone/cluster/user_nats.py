@@ -18,7 +18,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from siltstone.cluster.nats_process import PAYLOAD_MAX, Ports, check_syncs, read_monitor
-from siltstone.cluster.settings import ClusterSettings
+from siltstone.cluster.settings import SiteSettings
 from siltstone.cluster.shared_log import STREAM_BYTES, ApiError, ask
 from siltstone.errors import SiltstoneError, UsageError
 
@@ -30,7 +30,7 @@ _STREAMS_MIN: Final = 2
 class UserNats:
     """The servers of the user, in the place of a process of this site."""
 
-    def __init__(self, settings: ClusterSettings) -> None:
+    def __init__(self, settings: SiteSettings) -> None:
         self._settings = settings
 
     async def start(self) -> Ports:

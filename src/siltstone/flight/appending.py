@@ -10,7 +10,7 @@ import pyarrow as pa
 from siltstone.errors import UsageError
 from siltstone.flight.access import FlightUser
 from siltstone.scan.ingest.columns import store_columns
-from siltstone.scan.ingest.staging import Committed, Staging, WriteBatch
+from siltstone.scan.ingest.staging import Staging, StagingResult, WriteBatch
 from siltstone.store.database import Database, Durability
 from siltstone.store.log.write.partition import Columns
 from siltstone.store.writer.ticket import Ticket
@@ -111,7 +111,7 @@ class StagedCommits:
         *,
         visitor: FlightUser,
         forget: bool,
-    ) -> Committed:
+    ) -> StagingResult:
         """Append the files of a batch exactly once. Raises: SiltstoneError; then commit again."""
 
         def append(rows: pa.RecordBatch, producer: tuple[str, int]) -> Ticket:

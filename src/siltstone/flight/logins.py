@@ -22,7 +22,7 @@ _HEADER: Final = "authorization"
 _SOMEWHERE: Final = "handshake"
 
 
-class Login(flight.ServerMiddleware):  # type: ignore[misc]  # no types are shipped
+class CallLogin(flight.ServerMiddleware):  # type: ignore[misc]  # no types are shipped
     """The login in the header of one call, and the token of the response, if any."""
 
     def __init__(self, header: str, token: str = "") -> None:
@@ -40,19 +40,19 @@ class Logins(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # no types 
         super().__init__()
         self._access = access
 
-    def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> Login:
+    def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> CallLogin:
         """Read the header. Raises: FlightUnauthenticatedError for a handshake that fails."""
         header = str(next(iter(headers.get(_HEADER, [])), ""))
         if info.method != flight.FlightMethod.HANDSHAKE:
-            return Login(header)
+            return CallLogin(header)
         try:
             visitor = enter(self._access, header, _SOMEWHERE)
         except SiltstoneError as exc:
             raise flight.FlightServerError(str(exc), error_info(exc)) from exc
-        return Login(header, self._access.token_for(visitor))
+        return CallLogin(header, self._access.token_for(visitor))
 
 
-class Handshakes(flight.ServerAuthHandler):  # type: ignore[misc]  # no types are shipped
+class HandshakeLogins(flight.ServerAuthHandler):  # type: ignore[misc]  # no types are shipped
     """Accepts handshakes: their login is in the header, where Logins checks it."""
 
     def authenticate(self, outgoing: Any, incoming: Any) -> None:

@@ -27,7 +27,7 @@ from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import StorePaths
 from siltstone.scan.columns.schema import table_schema
 from siltstone.scan.options import ReadOptions, parse_options, request_options
-from siltstone.scan.plan import Limits, SlabFrames, pack
+from siltstone.scan.plan import PartitionLimits, SlabFrames, pack
 from siltstone.scan.portion import Portion
 from siltstone.scan.survey import (
     Plan,
@@ -42,7 +42,7 @@ from siltstone.store.log.read.selection import SlabExtent
 from siltstone.store.slab.manifest import SlabId
 from siltstone.store.slab.marks import read_tiered
 
-_EVERYTHING: Final = Limits(bytes_max=1 << 62)
+_EVERYTHING: Final = PartitionLimits(bytes_max=1 << 62)
 _NODE_ONLY: Final = ("path", "url")
 # How long a site that is behind waits for the rows of a read that another one has planned.
 _BEHIND_SECONDS: Final = 2.0

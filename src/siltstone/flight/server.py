@@ -18,7 +18,7 @@ from pyarrow import flight
 
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.flight.access import FlightAccess, FlightUser
-from siltstone.flight.logins import LOGIN, Handshakes, Logins, enter
+from siltstone.flight.logins import LOGIN, HandshakeLogins, Logins, enter
 from siltstone.flight.operations import ACTIONS, FlightOperations
 from siltstone.flight.wire import BEGIN, END, REQUEST, dump, error_info, load
 from siltstone.logs import log
@@ -51,7 +51,7 @@ class FlightServer:
     ) -> None:
         """Start listening. Raises: UsageError when the address is not available."""
         options: dict[str, Any] = {
-            "auth_handler": Handshakes(),
+            "auth_handler": HandshakeLogins(),
             "middleware": {LOGIN: Logins(access)},
         }
         if certificates is not None:

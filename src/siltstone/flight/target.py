@@ -23,7 +23,7 @@ from siltstone.flight.client import NodeClient
 from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import StorePaths
 from siltstone.scan.ingest.columns import ROWS_SCHEMA
-from siltstone.scan.ingest.staging import Committed, Staging, WriteBatch
+from siltstone.scan.ingest.staging import Staging, StagingResult, WriteBatch
 from siltstone.scan.node import Node
 from siltstone.scan.survey import find_database
 from siltstone.store.database import Database
@@ -37,7 +37,7 @@ _PAUSE_SECONDS: Final = 0.1
 T = TypeVar("T")
 
 
-class Target(Protocol):
+class StagingTarget(Protocol):
     """Accepts rows of ROWS_SCHEMA in two steps: many tasks stage, one commits."""
 
     def prepare(self) -> None:
@@ -48,7 +48,7 @@ class Target(Protocol):
         """Write rows durably; return their name, None for no rows."""
         ...
 
-    def commit(self, batch: WriteBatch, names: Sequence[str], *, forget: bool) -> Committed:
+    def commit(self, batch: WriteBatch, names: Sequence[str], *, forget: bool) -> StagingResult:
         """Append the staged rows, exactly once. Raises: SiltstoneError; then commit again."""
         ...
 
@@ -74,13 +74,15 @@ class NodeTarget:
         name: str | None = answer["name"]
         return name
 
-    def commit(self, batch: WriteBatch, names: Sequence[str], *, forget: bool) -> Committed:
+    def commit(self, batch: WriteBatch, names: Sequence[str], *, forget: bool) -> StagingResult:
         return _patiently(lambda: self.commit_once(batch, names, forget=forget))
 
-    def commit_once(self, batch: WriteBatch, names: Sequence[str], *, forget: bool) -> Committed:
+    def commit_once(
+        self, batch: WriteBatch, names: Sequence[str], *, forget: bool
+    ) -> StagingResult:
         """Commit without waiting for a node that does not answer. Raises: RetryError."""
         answer = self._act("commit", batch, names, forget=forget)
-        return Committed(rows=answer["rows"], repeated=answer["repeated"])
+        return StagingResult(rows=answer["rows"], repeated=answer["repeated"])
 
     def discard(self, batch: WriteBatch, names: Sequence[str]) -> None:
         self._act("discard", batch, names)
@@ -117,13 +119,15 @@ class DirectoryTarget:
     def stage(self, batch: WriteBatch, rows: Iterable[pa.RecordBatch]) -> str | None:
         return self._staging.stage(batch, rows)
 
-    def commit(self, batch: WriteBatch, names: Sequence[str], *, forget: bool) -> Committed:
+    def commit(self, batch: WriteBatch, names: Sequence[str], *, forget: bool) -> StagingResult:
         return _patiently(lambda: self.commit_once(batch, names, forget=forget))
 
     def discard(self, batch: WriteBatch, names: Sequence[str]) -> None:
         self._staging.discard(batch, names)
 
-    def commit_once(self, batch: WriteBatch, names: Sequence[str], *, forget: bool) -> Committed:
+    def commit_once(
+        self, batch: WriteBatch, names: Sequence[str], *, forget: bool
+    ) -> StagingResult:
         """Commit without waiting for another writer to close. Raises: LockedError, RetryError."""
         try:
             with Store(self._path, fs=self._fs) as store:

@@ -33,7 +33,7 @@ class EntryKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class DirectoryEntry:
     """One name in a directory; both sizes are 0 unless it is a regular file.
 
     allocated_bytes is the space on the disk, which is less than size_bytes for a sparse file.
@@ -175,11 +175,11 @@ class FileSystem(Protocol):
         """Return whether the name exists, for a file or anything else."""
         ...
 
-    def list(self, path: PurePath) -> list[Entry]:
+    def list(self, path: PurePath) -> list[DirectoryEntry]:
         """Return the entries of a directory, sorted by name. Raises: NotFoundError."""
         ...
 
-    def scan_entries(self, path: PurePath) -> Iterator[Entry]:
+    def scan_entries(self, path: PurePath) -> Iterator[DirectoryEntry]:
         """Yield the entries of a directory one by one, in any order: like `scan`, with sizes."""
         ...
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final, Literal, Self, get_args
 
 from siltstone.errors import SiltstoneError
-from siltstone.fs.api import Entry, File, FileSystem, Lock, Name
+from siltstone.fs.api import DirectoryEntry, File, FileSystem, Lock, Name
 from siltstone.fs.memory import PowerCut
 from siltstone.fs.translate import failed_sync, failure
 
@@ -206,11 +206,11 @@ class FaultyFileSystem:
         self.check("disk_bytes", path)
         return self.inner.disk_bytes(path)
 
-    def list(self, path: PurePath) -> list[Entry]:
+    def list(self, path: PurePath) -> list[DirectoryEntry]:
         self.check("list", path)
         return self.inner.list(path)
 
-    def scan_entries(self, path: PurePath) -> Iterator[Entry]:
+    def scan_entries(self, path: PurePath) -> Iterator[DirectoryEntry]:
         self.check("list", path)
         yield from self.inner.scan_entries(path)
 

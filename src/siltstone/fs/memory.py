@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Self
 
 from siltstone.errors import ClosedError, DiskError, NotFoundError, UsageError
-from siltstone.fs.api import Entry, EntryKind, Name
+from siltstone.fs.api import DirectoryEntry, EntryKind, Name
 from siltstone.fs.nodes import (
     DirectoryNode,
     FileNode,
@@ -384,12 +384,12 @@ class MemoryFileSystem:
             self._locked[node].pop()
             self._unlocked.notify_all()
 
-    def list(self, path: PurePath) -> list[Entry]:
+    def list(self, path: PurePath) -> list[DirectoryEntry]:
         with self.reading():
             entries = self._directory(path, "list").entries
             return [_entry(name, entries[name]) for name in sorted(entries)]
 
-    def scan_entries(self, path: PurePath) -> Iterator[Entry]:
+    def scan_entries(self, path: PurePath) -> Iterator[DirectoryEntry]:
         yield from self.list(path)
 
     def scan(self, path: PurePath) -> Iterator[Name]:
@@ -397,12 +397,12 @@ class MemoryFileSystem:
             yield Name(entry.name, entry.kind)
 
 
-def _entry(name: str, node: Node) -> Entry:
+def _entry(name: str, node: Node) -> DirectoryEntry:
     if isinstance(node, DirectoryNode):
-        return Entry(name=name, kind=EntryKind.DIRECTORY, size_bytes=0, allocated_bytes=0)
+        return DirectoryEntry(name=name, kind=EntryKind.DIRECTORY, size_bytes=0, allocated_bytes=0)
     if isinstance(node, LinkNode):
-        return Entry(name=name, kind=EntryKind.OTHER, size_bytes=0, allocated_bytes=0)
-    return Entry(
+        return DirectoryEntry(name=name, kind=EntryKind.OTHER, size_bytes=0, allocated_bytes=0)
+    return DirectoryEntry(
         name=name,
         kind=EntryKind.FILE,
         size_bytes=len(node.contents),

@@ -22,6 +22,7 @@ LOCK: Final = "LOCK"
 VERSION_FILE: Final = "VERSION"
 CLOCK: Final = "CLOCK"
 DATA: Final = "data"
+KEYVALUES: Final = "kv"
 COMMITS: Final = "commits"
 SNAPSHOTS: Final = "snapshots"
 SPOOL: Final = "spool"
@@ -62,7 +63,7 @@ class StorePaths:
     @property
     def keyvalues(self) -> PurePath:
         """The directory of the key-value databases."""
-        return self.root / "kv"
+        return self.root / KEYVALUES
 
     def keyvalue(self, name: str) -> PurePath:
         """Return the directory of a key-value database."""

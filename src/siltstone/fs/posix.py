@@ -29,7 +29,7 @@ from siltstone.errors import (
     StorageFullError,
     UsageError,
 )
-from siltstone.fs.api import Entry, EntryKind, Name
+from siltstone.fs.api import DirectoryEntry, EntryKind, Name
 from siltstone.fs.mapping import map_shared
 from siltstone.fs.translate import failed_sync, locked, not_a_link, not_regular, translate
 
@@ -498,10 +498,10 @@ class PosixFileSystem:
             status = os.statvfs(path)
         return status.f_blocks * status.f_frsize
 
-    def list(self, path: PurePath) -> list[Entry]:
+    def list(self, path: PurePath) -> list[DirectoryEntry]:
         return sorted(self.scan_entries(path), key=lambda entry: entry.name)
 
-    def scan_entries(self, path: PurePath) -> Iterator[Entry]:
+    def scan_entries(self, path: PurePath) -> Iterator[DirectoryEntry]:
         with _SystemErrors("list", path), self._spare.scan(path) as found:
             for name in found:
                 # Another process may remove a file between the two calls: a reader does not hold
@@ -518,10 +518,10 @@ class PosixFileSystem:
                 yield Name(name.name, _kind(name))
 
 
-def _entry(found: os.DirEntry[str]) -> Entry:
+def _entry(found: os.DirEntry[str]) -> DirectoryEntry:
     status = found.stat(follow_symlinks=False)
     if stat.S_ISREG(status.st_mode):
-        return Entry(
+        return DirectoryEntry(
             name=found.name,
             kind=EntryKind.FILE,
             size_bytes=status.st_size,
@@ -529,7 +529,7 @@ def _entry(found: os.DirEntry[str]) -> Entry:
         )
     is_directory = stat.S_ISDIR(status.st_mode)
     kind = EntryKind.DIRECTORY if is_directory else EntryKind.OTHER
-    return Entry(name=found.name, kind=kind, size_bytes=0, allocated_bytes=0)
+    return DirectoryEntry(name=found.name, kind=kind, size_bytes=0, allocated_bytes=0)
 
 
 def _kind(found: os.DirEntry[str]) -> EntryKind:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from siltstone.manage.verb import Document, Nothing, Request, Role, Verb
+from siltstone.manage.verb import Document, Nothing, Request, RequiredRight, Verb
 
 
 class SiteChange(Request):
@@ -24,19 +24,25 @@ class ShardMove(Request):
 
 
 CLUSTER_VERBS: Final = (
-    Verb(name="cluster-status", request=Nothing, response=Document, role=Role.READ, where="broker"),
+    Verb(
+        name="cluster-status",
+        request=Nothing,
+        response=Document,
+        role=RequiredRight.READ,
+        where="broker",
+    ),
     Verb(
         name="cluster-site",
         request=SiteChange,
         response=Nothing,
-        role=Role.MANAGE,
+        role=RequiredRight.MANAGE,
         where="broker",
     ),
     Verb(
         name="cluster-move",
         request=ShardMove,
         response=Nothing,
-        role=Role.MANAGE,
+        role=RequiredRight.MANAGE,
         where="broker",
     ),
 )

@@ -7,7 +7,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from siltstone.errors import SiltstoneError, UsageError
-from siltstone.manage.verb import Host, Request, Response, Role, Verb
+from siltstone.manage.verb import Host, Request, RequiredRight, Response, Verb
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
 from siltstone.store.log.compact.encode import UnfitError
@@ -231,7 +231,7 @@ DATABASE_VERBS: Final = (
         name="db-create",
         request=CreateDatabase,
         response=KnownSettings,
-        role=Role.MANAGE,
+        role=RequiredRight.MANAGE,
         where="either",
         run=create_database,
     ),
@@ -239,7 +239,7 @@ DATABASE_VERBS: Final = (
         name="db-set",
         request=ConfigureDatabase,
         response=KnownSettings,
-        role=Role.MANAGE,
+        role=RequiredRight.MANAGE,
         where="either",
         run=configure_database,
     ),
@@ -247,7 +247,7 @@ DATABASE_VERBS: Final = (
         name="db-drop",
         request=NameDatabase,
         response=Dropped,
-        role=Role.MANAGE,
+        role=RequiredRight.MANAGE,
         where="either",
         run=drop_database,
     ),
@@ -255,7 +255,7 @@ DATABASE_VERBS: Final = (
         name="seal",
         request=NameDatabase,
         response=Changed,
-        role=Role.MANAGE,
+        role=RequiredRight.MANAGE,
         where="either",
         run=seal_database,
     ),
@@ -263,7 +263,7 @@ DATABASE_VERBS: Final = (
         name="compactable",
         request=NameDatabase,
         response=CompactableSegments,
-        role=Role.READ,
+        role=RequiredRight.READ,
         where="either",
         run=list_compactable,
     ),
@@ -271,7 +271,7 @@ DATABASE_VERBS: Final = (
         name="compact",
         request=NameSegment,
         response=CompactedSegment,
-        role=Role.MANAGE,
+        role=RequiredRight.MANAGE,
         where="either",
         run=compact_segment,
     ),
@@ -279,7 +279,7 @@ DATABASE_VERBS: Final = (
         name="drop-slab",
         request=NameSlab,
         response=Dropped,
-        role=Role.MANAGE,
+        role=RequiredRight.MANAGE,
         where="either",
         run=drop_slab,
     ),

@@ -30,8 +30,8 @@ from siltstone.manage.verb import (
     PackedRequest,
     PackedResponse,
     Request,
+    RequiredRight,
     Response,
-    Role,
     Verb,
 )
 from siltstone.store.keyvalue import TIMEOUT, KeyValueDatabase
@@ -86,7 +86,7 @@ class FindOutcome(Request):
     key: str | None = None
 
 
-class Change(PackedRequest):
+class AddChanges(PackedRequest):
     """Changes of the open transaction."""
 
     operations: list[Operation]
@@ -99,7 +99,7 @@ class Get(Request):
     time_us: int | None = None
 
 
-class Read(Request):
+class ReadRows(Request):
     """The rows of a filter in [since, until)."""
 
     filter: str
@@ -107,14 +107,14 @@ class Read(Request):
     until_us: int | None = None
 
 
-class Committed(Response):
+class CommitResult(Response):
     """The serial of a commit, and whether an earlier transaction with its id was committed."""
 
     serial: int
     duplicate: bool
 
 
-class Outcome(Response):
+class FoundOutcome(Response):
     """The serial of a transaction; None if it was not committed."""
 
     serial: int | None
@@ -174,18 +174,18 @@ def describe_keyvalue(host: Host, request: NameKeyValue) -> KnownSettings:
     return KnownSettings(database=request.database, settings=settings.to_json())
 
 
-def commit(host: Host, request: Commit) -> Committed:
+def commit(host: Host, request: Commit) -> CommitResult:
     """Commit a transaction without reads. Raises: the errors of `Transaction.commit`."""
     with begin(host, request.begin) as transaction:
         apply(transaction, request.operations, request.payload)
         serial = transaction.commit()
-    return Committed(serial=serial, duplicate=transaction.duplicate)
+    return CommitResult(serial=serial, duplicate=transaction.duplicate)
 
 
-def find_outcome(host: Host, request: FindOutcome) -> Outcome:
+def find_outcome(host: Host, request: FindOutcome) -> FoundOutcome:
     """Return whether a transaction was committed. Raises: NotFoundError, UsageError."""
     database = known_keyvalue(host, request.database)
-    return Outcome(serial=database.outcome(request.id, shard=request.shard, key=request.key))
+    return FoundOutcome(serial=database.outcome(request.id, shard=request.shard, key=request.key))
 
 
 def begin(host: Host, request: Begin) -> Transaction:
@@ -259,7 +259,7 @@ KEYVALUE_VERBS: Final = (
         name="kv-create",
         request=CreateKeyValue,
         response=KnownSettings,
-        role=Role.MANAGE,
+        role=RequiredRight.MANAGE,
         where="either",
         run=create_keyvalue,
     ),
@@ -267,7 +267,7 @@ KEYVALUE_VERBS: Final = (
         name="kv-drop",
         request=NameKeyValue,
         response=Dropped,
-        role=Role.MANAGE,
+        role=RequiredRight.MANAGE,
         where="either",
         run=drop_keyvalue,
     ),
@@ -275,32 +275,46 @@ KEYVALUE_VERBS: Final = (
         name="kv-info",
         request=NameKeyValue,
         response=KnownSettings,
-        role=Role.READ,
+        role=RequiredRight.READ,
         where="either",
         run=describe_keyvalue,
     ),
     Verb(
         name="kv-commit",
         request=Commit,
-        response=Committed,
-        role=Role.WRITE,
+        response=CommitResult,
+        role=RequiredRight.WRITE,
         where="either",
         run=commit,
     ),
     Verb(
         name="kv-outcome",
         request=FindOutcome,
-        response=Outcome,
-        role=Role.READ,
+        response=FoundOutcome,
+        role=RequiredRight.READ,
         where="either",
         run=find_outcome,
     ),
-    Verb(name="tx-begin", request=Begin, response=Begun, role=Role.READ, where="broker"),
-    Verb(name="tx-change", request=Change, response=Begun, role=Role.READ, where="broker"),
-    Verb(name="tx-see", request=Nothing, response=Seen, role=Role.READ, where="broker"),
-    Verb(name="tx-get", request=Get, response=Value, role=Role.READ, where="broker"),
-    Verb(name="tx-read", request=Read, response=Rows, role=Role.READ, where="broker"),
-    Verb(name="tx-more", request=Nothing, response=Rows, role=Role.READ, where="broker"),
-    Verb(name="tx-commit", request=Nothing, response=Committed, role=Role.WRITE, where="broker"),
-    Verb(name="tx-discard", request=Nothing, response=Begun, role=Role.READ, where="broker"),
+    Verb(name="tx-begin", request=Begin, response=Begun, role=RequiredRight.READ, where="broker"),
+    Verb(
+        name="tx-change",
+        request=AddChanges,
+        response=Begun,
+        role=RequiredRight.READ,
+        where="broker",
+    ),
+    Verb(name="tx-see", request=Nothing, response=Seen, role=RequiredRight.READ, where="broker"),
+    Verb(name="tx-get", request=Get, response=Value, role=RequiredRight.READ, where="broker"),
+    Verb(name="tx-read", request=ReadRows, response=Rows, role=RequiredRight.READ, where="broker"),
+    Verb(name="tx-more", request=Nothing, response=Rows, role=RequiredRight.READ, where="broker"),
+    Verb(
+        name="tx-commit",
+        request=Nothing,
+        response=CommitResult,
+        role=RequiredRight.WRITE,
+        where="broker",
+    ),
+    Verb(
+        name="tx-discard", request=Nothing, response=Begun, role=RequiredRight.READ, where="broker"
+    ),
 )

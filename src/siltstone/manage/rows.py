@@ -15,7 +15,7 @@ import pyarrow as pa
 from siltstone.errors import UsageError
 from siltstone.flight.appending import append_columns
 from siltstone.manage.databases import check_foreign, opened
-from siltstone.manage.verb import Host, PackedRequest, Response, Role, Verb
+from siltstone.manage.verb import Host, PackedRequest, RequiredRight, Response, Verb
 from siltstone.store.log.write.partition import Columns
 
 # The rows that are decoded in one step, during which no other thread runs.
@@ -129,7 +129,7 @@ ROW_VERBS: Final = (
         name="append",
         request=AppendRows,
         response=RowsAppended,
-        role=Role.WRITE,
+        role=RequiredRight.WRITE,
         where="either",
         run=append_rows,
     ),

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from siltstone.errors import OutcomeUnknownError, RetryError, UsageError
 from siltstone.fs.paths import CONTROL, StorePaths
-from siltstone.manage.verb import PackedRequest, Role, Verb, parse
+from siltstone.manage.verb import PackedRequest, RequiredRight, Verb, parse
 from siltstone.manage.wire import LINE_MAX, Packed, decode_error, encode_line
 
 TIMEOUT_SECONDS: Final = 60.0
@@ -203,7 +203,7 @@ class RunningBroker:
             verb.name,
             request.model_dump(exclude_defaults=True),
             request.payload if isinstance(request, PackedRequest) else b"",
-            changes=verb.role is not Role.READ,
+            changes=verb.role is not RequiredRight.READ,
             timeout=timeout,
         )
         return parse(verb.response, answer.value, answer.payload)

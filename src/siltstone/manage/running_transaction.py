@@ -17,12 +17,12 @@ from siltstone.errors import SiltstoneError, UsageError
 from siltstone.manage.keyvalues import (
     NOW,
     SERIAL,
+    AddChanges,
     Begin,
-    Change,
     Commit,
     Get,
     Operation,
-    Read,
+    ReadRows,
     Rows,
 )
 from siltstone.manage.running import RunningBroker
@@ -121,7 +121,9 @@ class RunningTransaction:
         All rows are loaded into memory. Raises: InvalidTopicError, UsageError; RetryError if the
         connection is lost.
         """
-        request = Read(filter=filter_of(topic_filter).text, since_us=since_us, until_us=until_us)
+        request = ReadRows(
+            filter=filter_of(topic_filter).text, since_us=since_us, until_us=until_us
+        )
         found: Rows = self._ask("tx-read", request)
         rows = _rows_of(found)
         while found.more:
@@ -285,7 +287,7 @@ class RunningTransaction:
     def _send_changes(self, broker: RunningBroker) -> None:
         if not self._operations:
             return
-        request = Change(operations=self._operations, payload=b"".join(self._values))
+        request = AddChanges(operations=self._operations, payload=b"".join(self._values))
         self._operations, self._values = [], []
         self._size_bytes = self._text_bytes = 0
         try:

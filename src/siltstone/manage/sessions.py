@@ -19,7 +19,7 @@ from siltstone.manage.verb import (
     Host,
     Nothing,
     Request,
-    Role,
+    RequiredRight,
     Text,
     Verb,
     Where,
@@ -156,7 +156,12 @@ def _changing(
 ) -> Verb:
     where: Where = "broker" if run is None else "either"
     return Verb(
-        name=name, request=request, response=YesOrNo, role=Role.MANAGE, where=where, run=run
+        name=name,
+        request=request,
+        response=YesOrNo,
+        role=RequiredRight.MANAGE,
+        where=where,
+        run=run,
     )
 
 
@@ -164,17 +169,47 @@ SESSION_VERBS: Final = (
     _changing("kick", NameSession, None),
     _changing("drop", NameSession, drop_session),
     _changing("move", MoveSession, move_saved_session),
-    Verb(name="groups", request=Nothing, response=Document, role=Role.READ, where="broker"),
+    Verb(
+        name="groups", request=Nothing, response=Document, role=RequiredRight.READ, where="broker"
+    ),
     _changing("drop-group", NameGroup, drop_saved_group),
     _changing("move-group", MoveGroup, move_saved_group),
-    Verb(name="count-retained", request=NameTopics, response=Count, role=Role.READ, where="either"),
     Verb(
-        name="clear-retained", request=NameTopics, response=Count, role=Role.MANAGE, where="either"
+        name="count-retained",
+        request=NameTopics,
+        response=Count,
+        role=RequiredRight.READ,
+        where="either",
     ),
-    Verb(name="snapshot", request=Nothing, response=Text, role=Role.MANAGE, where="either"),
-    Verb(name="clock-status", request=Nothing, response=Document, role=Role.READ, where="either"),
     Verb(
-        name="clock-confirm", request=Nothing, response=Document, role=Role.MANAGE, where="either"
+        name="clear-retained",
+        request=NameTopics,
+        response=Count,
+        role=RequiredRight.MANAGE,
+        where="either",
     ),
-    Verb(name="clock-reset", request=NameClock, response=Count, role=Role.MANAGE, where="either"),
+    Verb(
+        name="snapshot", request=Nothing, response=Text, role=RequiredRight.MANAGE, where="either"
+    ),
+    Verb(
+        name="clock-status",
+        request=Nothing,
+        response=Document,
+        role=RequiredRight.READ,
+        where="either",
+    ),
+    Verb(
+        name="clock-confirm",
+        request=Nothing,
+        response=Document,
+        role=RequiredRight.MANAGE,
+        where="either",
+    ),
+    Verb(
+        name="clock-reset",
+        request=NameClock,
+        response=Count,
+        role=RequiredRight.MANAGE,
+        where="either",
+    ),
 )

@@ -15,13 +15,13 @@ from typing import Any, Final, TypeVar
 
 from siltstone.errors import OverloadedError, UsageError
 from siltstone.manage.keyvalues import (
+    AddChanges,
     Begin,
     Begun,
-    Change,
     Commit,
-    Committed,
+    CommitResult,
     Get,
-    Read,
+    ReadRows,
     Rows,
     Seen,
     Value,
@@ -110,7 +110,7 @@ class ConnectionTransactions:
                 self._discard()
                 self._open = begin(self._threads.host, request)
                 return self._begun(self._open)
-            case "tx-change", Change():
+            case "tx-change", AddChanges():
                 opened = self._opened()
                 apply(opened, request.operations, request.payload)
                 return self._begun(opened)
@@ -120,7 +120,7 @@ class ConnectionTransactions:
                 time_us = LATEST if request.time_us is None else request.time_us
                 found = self._opened().get(request.topic, time_us)
                 return Value(found=found is not None, payload=found or b"")
-            case "tx-read", Read():
+            case "tx-read", ReadRows():
                 rows = self._opened().read(request.filter, request.since_us, request.until_us)
                 self._rest = iter(rows)
                 return self._next_rows()
@@ -129,7 +129,7 @@ class ConnectionTransactions:
             case "tx-commit", _:
                 opened, self._open = self._opened(), None
                 serial = opened.commit()
-                return Committed(serial=serial, duplicate=opened.duplicate)
+                return CommitResult(serial=serial, duplicate=opened.duplicate)
             case _:
                 opened = self._opened()
                 self._discard()

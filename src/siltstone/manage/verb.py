@@ -31,7 +31,7 @@ M = TypeVar("M", bound=BaseModel)
 Announce = Callable[[str, Columns], None]
 
 
-class Role(Enum):
+class RequiredRight(Enum):
     """The right that a verb needs: to look, to write rows, or to manage the store."""
 
     READ = "read"
@@ -110,7 +110,7 @@ class Verb:
     name: str
     request: type[BaseModel]
     response: type[BaseModel]
-    role: Role
+    role: RequiredRight
     where: Where
     run: Callable[[Host, Any], Any] | None = None
 

@@ -65,7 +65,7 @@ LEGAL: Final[Mapping[State, tuple[type[Packet], ...]]] = {
 }
 
 
-class Connection:
+class ServerConnection:
     """The receiving end of one connection."""
 
     __slots__ = ("_bounds", "_splitter", "state", "version")

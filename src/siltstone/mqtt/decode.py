@@ -36,7 +36,7 @@ from siltstone.mqtt.packets import (
 )
 from siltstone.mqtt.properties import NO_PROPERTIES, Properties, decode_properties
 from siltstone.mqtt.reason import ALLOWED, OF_RETURN_CODE, SUBACK_FAILURE, Reason
-from siltstone.mqtt.wire import NO_BOUNDS, Bounds, PacketType, Reader, Version
+from siltstone.mqtt.wire import NO_BOUNDS, Bounds, PacketReader, PacketType, Version
 from siltstone.topic.grammar import TopicFilter
 
 PROTOCOL_NAME: Final = b"MQTT"
@@ -66,7 +66,7 @@ def decode(version: Version, first: int, body: bytes, bounds: Bounds = NO_BOUNDS
     # [MQTT-2.1.3-1] ([MQTT-2.2.2-1] in 3.1.1): reserved flags must have the listed value.
     if first & 0x0F != FIXED_FLAGS.get(first >> 4, first & 0x0F):
         raise MalformedPacketError(f"reserved flags are set: first_byte={first:#04x}")
-    reader = Reader(body, bounds)
+    reader = PacketReader(body, bounds)
     packet = decoder(version, first, reader)
     reader.finish()
     return packet
@@ -77,10 +77,10 @@ def protocol_version(body: bytes) -> Version:
 
     Raises: MalformedPacketError, ProtocolError.
     """
-    return _read_version(Reader(body))[0]
+    return _read_version(PacketReader(body))[0]
 
 
-def _read_version(reader: Reader) -> tuple[Version, bool]:
+def _read_version(reader: PacketReader) -> tuple[Version, bool]:
     """Return the version of a CONNECT, and whether the client declares itself a bridge."""
     name = reader.binary()
     # [MQTT-3.1.2-1]: the protocol name must be "MQTT".
@@ -102,7 +102,7 @@ def _read_version(reader: Reader) -> tuple[Version, bool]:
         ) from exc
 
 
-def _connect(_version: Version, _first: int, reader: Reader) -> Connect:
+def _connect(_version: Version, _first: int, reader: PacketReader) -> Connect:
     version, is_bridge = _read_version(reader)
     flags = reader.byte()
     _check_connect_flags(version, flags)
@@ -147,7 +147,7 @@ def _check_connect_flags(version: Version, flags: int) -> None:
         raise MalformedPacketError(f"password without a user name: flags={flags:#04x}")
 
 
-def _will(version: Version, flags: int, reader: Reader) -> Will:
+def _will(version: Version, flags: int, reader: PacketReader) -> Will:
     properties = _properties(version, reader, PacketType.WILL)
     topic = reader.binary()
     check_topic_name(topic)
@@ -160,7 +160,7 @@ def _will(version: Version, flags: int, reader: Reader) -> Will:
     )
 
 
-def _connack(version: Version, _first: int, reader: Reader) -> ConnAck:
+def _connack(version: Version, _first: int, reader: PacketReader) -> ConnAck:
     flags = reader.byte()
     code = reader.byte()
     # [MQTT-3.2.2-1]: bits 7 to 1 of the flags are reserved.
@@ -180,7 +180,7 @@ def _connack(version: Version, _first: int, reader: Reader) -> ConnAck:
     return ConnAck(session_present=bool(flags), reason=reason, properties=properties)
 
 
-def _publish(version: Version, first: int, reader: Reader) -> Publish:
+def _publish(version: Version, first: int, reader: PacketReader) -> Publish:
     qos = first >> 1 & 3
     dup = bool(first & 0x08)
     # [MQTT-3.3.1-4]: both QoS bits must not be set.
@@ -207,7 +207,7 @@ def _publish(version: Version, first: int, reader: Reader) -> Publish:
     )
 
 
-def _acknowledgement(version: Version, first: int, reader: Reader) -> Packet:
+def _acknowledgement(version: Version, first: int, reader: PacketReader) -> Packet:
     packet_type = PacketType(first >> 4)
     packet_id = _packet_id(reader)
     reason = Reason.SUCCESS
@@ -221,7 +221,7 @@ def _acknowledgement(version: Version, first: int, reader: Reader) -> Packet:
     return build(packet_id=packet_id, reason=reason, properties=properties)
 
 
-def _subscribe(version: Version, _first: int, reader: Reader) -> Subscribe:
+def _subscribe(version: Version, _first: int, reader: PacketReader) -> Subscribe:
     packet_id = _packet_id(reader)
     properties = _properties(version, reader, PacketType.SUBSCRIBE)
     subscriptions: list[Subscription] = []
@@ -258,7 +258,7 @@ def _subscription(version: Version, topic_filter: TopicFilter, options: int) -> 
     return subscription
 
 
-def _suback(version: Version, _first: int, reader: Reader) -> SubAck:
+def _suback(version: Version, _first: int, reader: PacketReader) -> SubAck:
     packet_id = _packet_id(reader)
     properties = _properties(version, reader, PacketType.SUBACK)
     codes = reader.rest()
@@ -271,7 +271,7 @@ def _suback(version: Version, _first: int, reader: Reader) -> SubAck:
     return SubAck(packet_id=packet_id, reasons=reasons, properties=properties)
 
 
-def _unsubscribe(version: Version, _first: int, reader: Reader) -> Unsubscribe:
+def _unsubscribe(version: Version, _first: int, reader: PacketReader) -> Unsubscribe:
     packet_id = _packet_id(reader)
     properties = _properties(version, reader, PacketType.UNSUBSCRIBE)
     filters: list[TopicFilter] = []
@@ -284,7 +284,7 @@ def _unsubscribe(version: Version, _first: int, reader: Reader) -> Unsubscribe:
     return Unsubscribe(packet_id=packet_id, filters=tuple(filters), properties=properties)
 
 
-def _check_filter_count(reader: Reader, count: int) -> None:
+def _check_filter_count(reader: PacketReader, count: int) -> None:
     """Refuse another filter if the packet already has the maximum."""
     if 0 < reader.bounds.filters_max <= count:
         raise ProtocolError(
@@ -293,7 +293,7 @@ def _check_filter_count(reader: Reader, count: int) -> None:
         )
 
 
-def _unsuback(version: Version, _first: int, reader: Reader) -> UnsubAck:
+def _unsuback(version: Version, _first: int, reader: PacketReader) -> UnsubAck:
     packet_id = _packet_id(reader)
     if version is Version.V3_1_1:
         return UnsubAck(packet_id=packet_id)
@@ -304,15 +304,15 @@ def _unsuback(version: Version, _first: int, reader: Reader) -> UnsubAck:
     return UnsubAck(packet_id=packet_id, reasons=reasons, properties=properties)
 
 
-def _pingreq(_version: Version, _first: int, _reader: Reader) -> PingReq:
+def _pingreq(_version: Version, _first: int, _reader: PacketReader) -> PingReq:
     return PingReq()
 
 
-def _pingresp(_version: Version, _first: int, _reader: Reader) -> PingResp:
+def _pingresp(_version: Version, _first: int, _reader: PacketReader) -> PingResp:
     return PingResp()
 
 
-def _disconnect(version: Version, _first: int, reader: Reader) -> Disconnect:
+def _disconnect(version: Version, _first: int, reader: PacketReader) -> Disconnect:
     if version is Version.V3_1_1 or not reader.remaining:
         return Disconnect()
     reason = _reason(PacketType.DISCONNECT, reader.byte())
@@ -323,7 +323,7 @@ def _disconnect(version: Version, _first: int, reader: Reader) -> Disconnect:
     return Disconnect(reason=reason, properties=properties)
 
 
-def _auth(version: Version, _first: int, reader: Reader) -> Auth:
+def _auth(version: Version, _first: int, reader: PacketReader) -> Auth:
     if not reader.remaining:
         return Auth()
     reason = _reason(PacketType.AUTH, reader.byte())
@@ -332,7 +332,7 @@ def _auth(version: Version, _first: int, reader: Reader) -> Auth:
     return Auth(reason=reason, properties=properties)
 
 
-def _properties(version: Version, reader: Reader, packet_type: PacketType) -> Properties:
+def _properties(version: Version, reader: PacketReader, packet_type: PacketType) -> Properties:
     if version is Version.V3_1_1:
         return NO_PROPERTIES
     return decode_properties(reader, packet_type)
@@ -345,7 +345,7 @@ def _reason(packet_type: PacketType, code: int) -> Reason:
     return reason
 
 
-def _packet_id(reader: Reader) -> int:
+def _packet_id(reader: PacketReader) -> int:
     packet_id = reader.two()
     # [MQTT-2.2.1-3] ([MQTT-2.3.1-1] in 3.1.1): a packet id is not zero.
     if packet_id == 0:
@@ -366,7 +366,7 @@ _ACKNOWLEDGEMENTS: Final[Mapping[PacketType, type[PubAck | PubRec | PubRel | Pub
     PacketType.PUBCOMP: PubComp,
 }
 
-_DECODERS: Final[Mapping[int, Callable[[Version, int, Reader], Packet]]] = {
+_DECODERS: Final[Mapping[int, Callable[[Version, int, PacketReader], Packet]]] = {
     PacketType.CONNECT: _connect,
     PacketType.CONNACK: _connack,
     PacketType.PUBLISH: _publish,

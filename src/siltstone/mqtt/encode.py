@@ -34,7 +34,7 @@ from siltstone.mqtt.packets import (
 )
 from siltstone.mqtt.properties import NO_PROPERTIES, Properties, encode_properties
 from siltstone.mqtt.reason import ALLOWED, ERROR, SUBACK_FAILURE, Reason, return_code
-from siltstone.mqtt.wire import PacketType, Reader, Version, Writer, encode_variable
+from siltstone.mqtt.wire import PacketReader, PacketType, Version, Writer, encode_variable
 from siltstone.topic.grammar import check_topic
 
 _PINGREQ: Final = b"\xc0\x00"
@@ -90,7 +90,7 @@ def encode_message_properties(properties: Properties) -> bytes:
     """
     writer = Writer()
     encode_properties(writer, replace(properties, will_delay_interval=None), PacketType.PUBLISH)
-    reader = Reader(bytes(writer.data))
+    reader = PacketReader(bytes(writer.data))
     reader.variable()
     return reader.rest()
 

@@ -18,10 +18,10 @@ from typing import Any, Final
 from siltstone.errors import MalformedPacketError, PeerError, ProtocolError, UsageError
 from siltstone.mqtt.names import check_topic_name
 from siltstone.mqtt.reason import Reason
-from siltstone.mqtt.wire import PacketType, Reader, Writer
+from siltstone.mqtt.wire import PacketReader, PacketType, Writer
 
 
-class Kind(Enum):
+class PropertyEncoding(Enum):
     """How the value of a property is encoded."""
 
     FLAG = auto()
@@ -78,12 +78,12 @@ NO_PROPERTIES: Final = Properties()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class PropertyRule:
     """One row of the table: field, kind, values, and the packets that may have the property."""
 
     id: int
     name: str
-    kind: Kind
+    kind: PropertyEncoding
     packets: frozenset[PacketType]
     allowed: Allowed
     repeats_in: frozenset[PacketType]
@@ -103,12 +103,12 @@ _REASONED: Final = _EVERY - {_T.CONNECT, _T.WILL, _T.PUBLISH, _T.SUBSCRIBE, _T.U
 def _rule(
     identifier: int,
     name: str,
-    kind: Kind,
+    kind: PropertyEncoding,
     packets: frozenset[PacketType],
     allowed: Allowed = Allowed.ANY,
     repeats_in: frozenset[PacketType] = frozenset(),
-) -> Rule:
-    return Rule(
+) -> PropertyRule:
+    return PropertyRule(
         id=identifier,
         name=name,
         kind=kind,
@@ -119,46 +119,46 @@ def _rule(
 
 
 RULES: Final = (
-    _rule(0x01, "payload_format_indicator", Kind.FLAG, _MESSAGE),
-    _rule(0x02, "message_expiry_interval", Kind.FOUR, _MESSAGE),
-    _rule(0x03, "content_type", Kind.STRING, _MESSAGE),
-    _rule(0x08, "response_topic", Kind.STRING, _MESSAGE, Allowed.TOPIC),
-    _rule(0x09, "correlation_data", Kind.BINARY, _MESSAGE),
+    _rule(0x01, "payload_format_indicator", PropertyEncoding.FLAG, _MESSAGE),
+    _rule(0x02, "message_expiry_interval", PropertyEncoding.FOUR, _MESSAGE),
+    _rule(0x03, "content_type", PropertyEncoding.STRING, _MESSAGE),
+    _rule(0x08, "response_topic", PropertyEncoding.STRING, _MESSAGE, Allowed.TOPIC),
+    _rule(0x09, "correlation_data", PropertyEncoding.BINARY, _MESSAGE),
     _rule(
         0x0B,
         "subscription_identifiers",
-        Kind.VARIABLE,
+        PropertyEncoding.VARIABLE,
         _PUBLISH | {_T.SUBSCRIBE},
         Allowed.NOT_ZERO,
         _PUBLISH,
     ),
-    _rule(0x11, "session_expiry_interval", Kind.FOUR, _BOTH | {_T.DISCONNECT}),
-    _rule(0x12, "assigned_client_identifier", Kind.STRING, _CONNACK),
-    _rule(0x13, "server_keep_alive", Kind.TWO, _CONNACK),
-    _rule(0x15, "authentication_method", Kind.STRING, _AUTH),
-    _rule(0x16, "authentication_data", Kind.BINARY, _AUTH),
-    _rule(0x17, "request_problem_information", Kind.FLAG, _CONNECT),
-    _rule(0x18, "will_delay_interval", Kind.FOUR, frozenset({_T.WILL})),
-    _rule(0x19, "request_response_information", Kind.FLAG, _CONNECT),
-    _rule(0x1A, "response_information", Kind.STRING, _CONNACK),
-    _rule(0x1C, "server_reference", Kind.STRING, _CONNACK | {_T.DISCONNECT}),
-    _rule(0x1F, "reason_string", Kind.STRING, _REASONED),
-    _rule(0x21, "receive_maximum", Kind.TWO, _BOTH, Allowed.NOT_ZERO),
-    _rule(0x22, "topic_alias_maximum", Kind.TWO, _BOTH),
-    _rule(0x23, "topic_alias", Kind.TWO, _PUBLISH, Allowed.NOT_ZERO),
-    _rule(0x24, "maximum_qos", Kind.FLAG, _CONNACK),
-    _rule(0x25, "retain_available", Kind.FLAG, _CONNACK),
-    _rule(0x26, "user_properties", Kind.PAIR, _EVERY, Allowed.ANY, _EVERY),
-    _rule(0x27, "maximum_packet_size", Kind.FOUR, _BOTH, Allowed.NOT_ZERO),
-    _rule(0x28, "wildcard_subscription_available", Kind.FLAG, _CONNACK),
-    _rule(0x29, "subscription_identifier_available", Kind.FLAG, _CONNACK),
-    _rule(0x2A, "shared_subscription_available", Kind.FLAG, _CONNACK),
+    _rule(0x11, "session_expiry_interval", PropertyEncoding.FOUR, _BOTH | {_T.DISCONNECT}),
+    _rule(0x12, "assigned_client_identifier", PropertyEncoding.STRING, _CONNACK),
+    _rule(0x13, "server_keep_alive", PropertyEncoding.TWO, _CONNACK),
+    _rule(0x15, "authentication_method", PropertyEncoding.STRING, _AUTH),
+    _rule(0x16, "authentication_data", PropertyEncoding.BINARY, _AUTH),
+    _rule(0x17, "request_problem_information", PropertyEncoding.FLAG, _CONNECT),
+    _rule(0x18, "will_delay_interval", PropertyEncoding.FOUR, frozenset({_T.WILL})),
+    _rule(0x19, "request_response_information", PropertyEncoding.FLAG, _CONNECT),
+    _rule(0x1A, "response_information", PropertyEncoding.STRING, _CONNACK),
+    _rule(0x1C, "server_reference", PropertyEncoding.STRING, _CONNACK | {_T.DISCONNECT}),
+    _rule(0x1F, "reason_string", PropertyEncoding.STRING, _REASONED),
+    _rule(0x21, "receive_maximum", PropertyEncoding.TWO, _BOTH, Allowed.NOT_ZERO),
+    _rule(0x22, "topic_alias_maximum", PropertyEncoding.TWO, _BOTH),
+    _rule(0x23, "topic_alias", PropertyEncoding.TWO, _PUBLISH, Allowed.NOT_ZERO),
+    _rule(0x24, "maximum_qos", PropertyEncoding.FLAG, _CONNACK),
+    _rule(0x25, "retain_available", PropertyEncoding.FLAG, _CONNACK),
+    _rule(0x26, "user_properties", PropertyEncoding.PAIR, _EVERY, Allowed.ANY, _EVERY),
+    _rule(0x27, "maximum_packet_size", PropertyEncoding.FOUR, _BOTH, Allowed.NOT_ZERO),
+    _rule(0x28, "wildcard_subscription_available", PropertyEncoding.FLAG, _CONNACK),
+    _rule(0x29, "subscription_identifier_available", PropertyEncoding.FLAG, _CONNACK),
+    _rule(0x2A, "shared_subscription_available", PropertyEncoding.FLAG, _CONNACK),
 )
 
-_BY_ID: Final[Mapping[int, Rule]] = {rule.id: rule for rule in RULES}
+_BY_ID: Final[Mapping[int, PropertyRule]] = {rule.id: rule for rule in RULES}
 
 
-def _read_pair(reader: Reader) -> tuple[str, str]:
+def _read_pair(reader: PacketReader) -> tuple[str, str]:
     return reader.string(), reader.string()
 
 
@@ -167,28 +167,28 @@ def _write_pair(writer: Writer, pair: tuple[str, str]) -> None:
         writer.string(text)
 
 
-_READERS: Final[Mapping[Kind, Callable[[Reader], object]]] = {
-    Kind.FLAG: Reader.byte,
-    Kind.TWO: Reader.two,
-    Kind.FOUR: Reader.four,
-    Kind.VARIABLE: Reader.variable,
-    Kind.STRING: Reader.string,
-    Kind.BINARY: Reader.binary,
-    Kind.PAIR: _read_pair,
+_READERS: Final[Mapping[PropertyEncoding, Callable[[PacketReader], object]]] = {
+    PropertyEncoding.FLAG: PacketReader.byte,
+    PropertyEncoding.TWO: PacketReader.two,
+    PropertyEncoding.FOUR: PacketReader.four,
+    PropertyEncoding.VARIABLE: PacketReader.variable,
+    PropertyEncoding.STRING: PacketReader.string,
+    PropertyEncoding.BINARY: PacketReader.binary,
+    PropertyEncoding.PAIR: _read_pair,
 }
 
-_WRITERS: Final[Mapping[Kind, Callable[[Writer, Any], None]]] = {
-    Kind.FLAG: Writer.byte,
-    Kind.TWO: Writer.two,
-    Kind.FOUR: Writer.four,
-    Kind.VARIABLE: Writer.variable,
-    Kind.STRING: Writer.string,
-    Kind.BINARY: Writer.binary,
-    Kind.PAIR: _write_pair,
+_WRITERS: Final[Mapping[PropertyEncoding, Callable[[Writer, Any], None]]] = {
+    PropertyEncoding.FLAG: Writer.byte,
+    PropertyEncoding.TWO: Writer.two,
+    PropertyEncoding.FOUR: Writer.four,
+    PropertyEncoding.VARIABLE: Writer.variable,
+    PropertyEncoding.STRING: Writer.string,
+    PropertyEncoding.BINARY: Writer.binary,
+    PropertyEncoding.PAIR: _write_pair,
 }
 
 
-def decode_properties(reader: Reader, packet_type: PacketType) -> Properties:
+def decode_properties(reader: PacketReader, packet_type: PacketType) -> Properties:
     """Decode the properties at the position of the reader.
 
     Raises: MalformedPacketError, ProtocolError.
@@ -220,7 +220,7 @@ def decode_properties(reader: Reader, packet_type: PacketType) -> Properties:
             known = values.setdefault(rule.name, [])
             # Of the properties that repeat, the size of a packet alone limits subscription
             # identifiers.
-            if rule.kind is Kind.PAIR and 0 < bounds.user_properties_max <= len(known):
+            if rule.kind is PropertyEncoding.PAIR and 0 < bounds.user_properties_max <= len(known):
                 raise ProtocolError(
                     f"too many user properties: max={bounds.user_properties_max}",
                     reason=Reason.QUOTA_EXCEEDED,
@@ -263,15 +263,15 @@ def encode_properties(writer: Writer, properties: Properties, packet_type: Packe
     writer.raw(part.data)
 
 
-def _decode_value(part: Reader, rule: Rule) -> object:
+def _decode_value(part: PacketReader, rule: PropertyRule) -> object:
     value = _READERS[rule.kind](part)
     _check_value(rule, value)
     return value
 
 
-def _check_value(rule: Rule, value: object) -> None:
+def _check_value(rule: PropertyRule, value: object) -> None:
     """Check the values that the specification allows for a property."""
-    if rule.kind is Kind.FLAG and value not in {0, 1}:
+    if rule.kind is PropertyEncoding.FLAG and value not in {0, 1}:
         raise ProtocolError(f"property must be 0 or 1: property={rule.name} value={value}")
     if rule.allowed is Allowed.NOT_ZERO and value == 0:
         # [MQTT-3.3.2-8]: a topic alias of zero has its own reason code.

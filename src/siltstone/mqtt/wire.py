@@ -5,8 +5,8 @@
     string              two bytes of length, then UTF-8 without U+0000
     binary              two bytes of length, then bytes
 
-A Reader never reads past its end: a packet that is cut short is malformed. A Writer gets its values
-from this program, so a value that does not fit is a UsageError.
+A PacketReader never reads past its end: a packet that is cut short is malformed. A Writer gets its
+values from this program, so a value that does not fit is a UsageError.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def decode_string(data: bytes) -> str:
         raise MalformedPacketError(f"string is not valid UTF-8: offset={exc.start}") from exc
 
 
-class Reader:
+class PacketReader:
     """A read position in the body of a packet; each read moves it forward."""
 
     __slots__ = ("bounds", "data", "end", "offset")
@@ -150,9 +150,9 @@ class Reader:
     def string(self) -> str:
         return decode_string(self.binary())
 
-    def part(self, size: int) -> Reader:
+    def part(self, size: int) -> PacketReader:
         """Return a reader of the next `size` bytes only, and skip them."""
-        return Reader(self.take(size), self.bounds)
+        return PacketReader(self.take(size), self.bounds)
 
     def rest(self) -> bytes:
         return self.take(self.end - self.offset)

@@ -36,7 +36,7 @@ from siltstone.pipeline.lake.ledger import Ledger, lake_directory, read_ledger
 from siltstone.pipeline.lake.names import FILE_COLUMNS, ROW_COLUMNS
 from siltstone.pipeline.lake.pruning import (
     Pruned,
-    Scope,
+    QueryScope,
     literal_prefix,
     prune,
     topic_pattern,
@@ -113,7 +113,7 @@ def table(
     options = parse_options(given)
     seam = find_seam(fs, options)
     files = [file for found in row_files(fs, seam).values() for file in found]
-    scope = Scope(
+    scope = QueryScope(
         filters=options.filters,
         since_us=options.since_us,
         until_us=options.until_us,
@@ -346,7 +346,7 @@ def _moment(time_us: int) -> datetime:
     return _EPOCH + timedelta(microseconds=time_us)
 
 
-def _condition(scope: Scope, position: Mapping[int, int]) -> Column:
+def _condition(scope: QueryScope, position: Mapping[int, int]) -> Column:
     """Return the condition for wanted rows of the lake."""
     conditions = [reduce(Column.__or__, map(matches, scope.filters))]
     if not scope.is_still:

@@ -38,7 +38,7 @@ class SlabFrames:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class PartitionLimits:
     """The maximum size of a partition, and the wanted number; bytes are an estimate of the work.
 
     `part_bytes` is the size above which a frame is split, if it is less than `bytes_max`.
@@ -63,7 +63,7 @@ class Limits:
         """Return the frames of a choice, small ones joined."""
         return choice.joined(self.grain_bytes, self.rows_max or 1 << 62)
 
-    def finer(self, size_bytes: float) -> Limits:
+    def finer(self, size_bytes: float) -> PartitionLimits:
         """Return limits that cut frames of this size into the wanted number of partitions."""
         # Parts of a quarter of a partition can be balanced.
         part = max(1, int(size_bytes / (4 * self.partitions_min)))
@@ -77,7 +77,7 @@ class _Grain(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class PackedPartitions:
     """Partitions, the numbers of frames and bytes in them, and the estimate of the work."""
 
     partitions: list[Portion]
@@ -86,7 +86,7 @@ class Packed:
     size_bytes: int
 
 
-def pack(slabs: Sequence[SlabFrames], limits: Limits, directory: str) -> Packed:
+def pack(slabs: Sequence[SlabFrames], limits: PartitionLimits, directory: str) -> PackedPartitions:
     """Pack frames of the database in a directory into partitions of about the same size."""
     tally = _Tally()
     grains = [grain for slab in slabs for grain in _grains(slab, limits, tally)]
@@ -102,7 +102,7 @@ def pack(slabs: Sequence[SlabFrames], limits: Limits, directory: str) -> Packed:
         _partition(directory, part, wanted)
         for part in _balanced(grains, total / count, limits.rows_max)
     ]
-    return Packed(
+    return PackedPartitions(
         partitions=partitions, work=total, frames=tally.frames, size_bytes=tally.size_bytes
     )
 
@@ -113,7 +113,7 @@ class _Tally:
     size_bytes: int = 0
 
 
-def _grains(slab: SlabFrames, limits: Limits, tally: _Tally) -> Iterator[_Grain]:
+def _grains(slab: SlabFrames, limits: PartitionLimits, tally: _Tally) -> Iterator[_Grain]:
     """Yield the frames of a slab; join small ones with their neighbours, split large ones."""
     grain_bytes = limits.grain_bytes
     rows_max = limits.rows_max or 1 << 62
@@ -137,7 +137,7 @@ def _grains(slab: SlabFrames, limits: Limits, tally: _Tally) -> Iterator[_Grain]
         yield held
 
 
-def _cut(place: FramePlace, slab: SlabFrames, limits: Limits) -> Iterator[_Grain]:
+def _cut(place: FramePlace, slab: SlabFrames, limits: PartitionLimits) -> Iterator[_Grain]:
     """Yield the wanted serials of a frame, in several parts if there are too many."""
     start = max(place.first_serial, slab.serials.start)
     stop = min(place.stop_serial, slab.serials.stop)

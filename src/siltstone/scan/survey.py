@@ -13,7 +13,7 @@ from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import absolute_path
 from siltstone.scan.offsets import Loss, bounds_of, find_losses, resolve
 from siltstone.scan.options import ReadOptions, StartTimes
-from siltstone.scan.plan import Admitted, Limits, QueryBacklog, SlabFrames, admit, pack
+from siltstone.scan.plan import Admitted, PartitionLimits, QueryBacklog, SlabFrames, admit, pack
 from siltstone.scan.portion import Portion, Readable
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
@@ -148,7 +148,7 @@ def plan_between(
     extents: Sequence[SlabExtent],
 ) -> Plan[Portion]:
     """Plan a read of the rows between two positions."""
-    limits = Limits(
+    limits = PartitionLimits(
         bytes_max=options.bytes_per_partition,
         rows_max=options.rows_per_partition,
         partitions_min=options.partitions_min,

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from siltstone.session.archive.records import SavedReceived
 
 
-class Inbound:
+class UnreleasedMessages:
     """The messages that the client has sent and not released."""
 
     def __init__(self, client_id: str, received: Iterable[SavedReceived]) -> None:

@@ -26,7 +26,7 @@ from typing import Final
 from siltstone.mqtt.publish import NO_EXPIRY, with_time_left
 from siltstone.rows.batch import DUP
 from siltstone.rows.stored import StoredBatch, rows_by_time
-from siltstone.session.durable.progress import Progress, ShardProgress
+from siltstone.session.durable.progress import SessionProgress, ShardProgress
 from siltstone.session.sending.delivery import NEVER, Delivery, Loan, left_us_of, properties_of
 from siltstone.session.sending.outbox import Outbox
 from siltstone.units import SECOND_US
@@ -166,7 +166,7 @@ class Member:
 class Lending:
     """The rows of one group, and the members that they are lent to."""
 
-    def __init__(self, strategy: str, progress: Progress) -> None:
+    def __init__(self, strategy: str, progress: SessionProgress) -> None:
         self.strategy = strategy
         self.progress = progress
         self.members: list[Member] = []

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from siltstone.errors import CorruptionError, NotFoundError
 from siltstone.fs.api import EntryKind, File, FileSystem
-from siltstone.fs.paths import COMMITS, LOCK, SPOOL, StorePaths
+from siltstone.fs.paths import COMMITS, DATA, KEYVALUES, LOCK, SPOOL, StorePaths
 from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.snapshot.directory import LINK, link_target
 from siltstone.snapshot.format.contents import Contents, ContentsInMemory
@@ -139,14 +139,14 @@ class BackupSource:
 
     def _engines(self, store: Store) -> list[PurePath]:
         """Return the paths of the key-value databases."""
-        paths = [PurePath("kv") / name for name in store.keyvalue_names()]
+        paths = [PurePath(KEYVALUES) / name for name in store.keyvalue_names()]
         if self._fs.exists(StorePaths(self._directory).commits / "CURRENT"):
             paths.append(PurePath(COMMITS))
         return paths
 
     def _look(self, name: str) -> _Database:
         """Record where a database ends."""
-        path = PurePath("data") / name
+        path = PurePath(DATA) / name
         manifest = read_manifest(self._fs, self._directory / path)
         ends: dict[SlabId, _Ends] = {}
         for slab in manifest.slabs:
@@ -169,7 +169,7 @@ class BackupSource:
 
     def _database(self, database: _Database) -> Iterator[Record]:
         name, manifest, ends = database
-        path = PurePath("data") / name
+        path = PurePath(DATA) / name
         kept = []
         for slab in manifest.slabs:
             try:

@@ -33,6 +33,7 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.fs.api import EntryKind, FileSystem
+from siltstone.fs.paths import LOCK
 from siltstone.fs.publish import TEMPORARY_SUFFIX, create_directories, quarantine_file
 from siltstone.snapshot.format.contents import Contents
 from siltstone.snapshot.format.records import About, Record, StateSink
@@ -108,7 +109,7 @@ class SnapshotDirectory:
         self._quarantine = quarantine
         self._keep = max(1, keep)
         create_directories(fs, directory)
-        self._lock = fs.lock(directory / "LOCK")
+        self._lock = fs.lock(directory / LOCK)
         try:
             self._sweep()
             self._last_serial = max([*self._serials(), self._linked() or 0])

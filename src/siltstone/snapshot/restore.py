@@ -16,7 +16,7 @@ from typing import Final
 from siltstone.clock import Clock
 from siltstone.errors import CorruptionError, ExistsError, StorageFullError, UsageError
 from siltstone.fs.api import EntryKind, File, FileSystem
-from siltstone.fs.paths import COMMITS, LOCK, SPOOL, StorePaths
+from siltstone.fs.paths import COMMITS, DATA, KEYVALUES, LOCK, SPOOL, StorePaths
 from siltstone.fs.publish import create_directories, remove_file, remove_tree, replace_file
 from siltstone.snapshot.directory import SnapshotDirectory
 from siltstone.snapshot.format.contents import ContentsInFile
@@ -35,8 +35,8 @@ from siltstone.store.kv.api import DEFAULT_FAMILY, Changes, Engine, EngineOpener
 from siltstone.store.slab.manifest import MANIFEST, read_manifest
 
 _CONTENTS: Final = "contents.tmp"
-_FILES: Final = frozenset({"data", SPOOL})
-_ENGINES: Final = frozenset({"kv", COMMITS})
+_FILES: Final = frozenset({DATA, SPOOL})
+_ENGINES: Final = frozenset({KEYVALUES, COMMITS})
 _WRITE_BYTES: Final = 1024 * 1024
 _OF_STORE: Final = StoredFile | FilePart | KeyValueFamily | KeyValuePair | LearnedStructure
 
@@ -187,7 +187,7 @@ def restore_directory(
         spill = closing.enter_context(fs.create(directory / _CONTENTS))
         sink = DirectorySink(fs, directory, open_engine, room_bytes)
         closing.callback(sink.release)
-        for name in ("data", COMMITS):
+        for name in (DATA, COMMITS):
             create_directories(fs, directory / name)
         for record in SnapshotReader(source, ContentsInFile(spill)).records():
             sink.apply(record)

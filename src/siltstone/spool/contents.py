@@ -19,7 +19,7 @@ from crc32c import crc32c
 
 from siltstone.errors import CorruptionError, UsageError
 from siltstone.fs.api import File
-from siltstone.spool.packs import Part, find_part
+from siltstone.spool.packs import EntryPlace, find_part
 
 CHUNK_BYTES: Final = 262_144
 _PROOF: Final = struct.Struct("<QI4s")
@@ -28,13 +28,13 @@ _MAGIC: Final = b"SPL1"
 PROOF_BYTES: Final = _PROOF.size
 
 
-class Readable(Protocol):
+class ByteStream(Protocol):
     """A binary stream: the result of `open(…, "rb")`, the file of a socket, an EntryStream."""
 
     def read(self, size: int, /) -> bytes | None: ...
 
 
-Source: TypeAlias = bytes | bytearray | memoryview | Readable | Iterable[bytes]
+Source: TypeAlias = bytes | bytearray | memoryview | ByteStream | Iterable[bytes]
 
 
 def chunks_of(source: Source) -> Iterator[bytes | memoryview]:
@@ -70,7 +70,7 @@ def proof(length: int, checksum: int) -> bytes:
     return _PROOF.pack(length, crc32c(_LENGTH.pack(length), checksum), _MAGIC)
 
 
-def part_of(file: File) -> Part:
+def part_of(file: File) -> EntryPlace:
     """Return the place of an entry's data in the file that was opened for it.
 
     Raises: CorruptionError.
@@ -85,7 +85,7 @@ def part_of(file: File) -> Part:
         raise CorruptionError("the size of an entry has changed", path=file.path, offset=size)
     _, checksum, magic = _PROOF.unpack(last)
     # Incomplete data has no checksum.
-    return Part(0, length, checksum if magic == _MAGIC else -1)
+    return EntryPlace(0, length, checksum if magic == _MAGIC else -1)
 
 
 def unpacked(file: File) -> bytes | None:

@@ -25,7 +25,7 @@ from siltstone.spool.names import Entry, file_name, parse_name
 
 ENTRIES: Final = "q"
 SENTINEL: Final = b"siltstone spool 1\n"
-# If the mark of ids is damaged, new ids start this far above the highest id of an entry.
+# If the file with the next id is damaged, new ids start this far above the highest id of an entry.
 _LEAP: Final = 1 << 32
 
 
@@ -39,14 +39,14 @@ class SpoolPaths:
         self.kept = root / "kept"
         self.sentinel = root / "spool"
         self.lock = root / "LOCK"
-        self.mark = root / "next"
+        self.next_id = root / "next"
 
     def lay_out(self, fs: FileSystem) -> None:
         """Create the missing parts of a new spool, the sentinel last."""
         for directory in (self.entries, self.temporary, self.kept):
             create_directories(fs, directory)
-        if not fs.exists(self.mark):
-            write_mark(fs, self.mark, 0)
+        if not fs.exists(self.next_id):
+            write_next_id(fs, self.next_id, 0)
         replace_file(fs, self.sentinel, SENTINEL)
 
     def check(self, fs: FileSystem) -> None:
@@ -90,15 +90,15 @@ class SpoolPaths:
         return sweep_temporaries(fs, self.root) + sweep_temporaries(fs, self.temporary)
 
 
-def write_mark(fs: FileSystem, path: PurePath, number: int) -> None:
+def write_next_id(fs: FileSystem, path: PurePath, number: int) -> None:
     """Record durably that no id from this number on was used."""
     replace_file(fs, path, b"%d\n" % number)
 
 
-def read_mark(fs: FileSystem, layout: SpoolPaths) -> int:
-    """Return the first unused id; if the mark is lost, an id far above those of all entries."""
+def read_next_id(fs: FileSystem, layout: SpoolPaths) -> int:
+    """Return the first unused id; if the file is lost, one far above those of all entries."""
     with suppress(NotFoundError):
-        text = fs.read(layout.mark)
+        text = fs.read(layout.next_id)
         if text.endswith(b"\n") and text[:-1].isdigit():
             return int(text)
     highest = max((found.id for found in scan_entries(fs, layout)), default=-1)

@@ -34,7 +34,7 @@ _MAGIC: Final = b"SPB1"
 END_BYTES: Final = _END.size
 
 
-class Part(NamedTuple):
+class EntryPlace(NamedTuple):
     """The place of an entry's data in a file, and the CRC of the data and their length."""
 
     offset: int
@@ -50,17 +50,17 @@ class Pack:
     def __init__(self, file: File) -> None:
         self.file = file
         self.path = file.path
-        self.parts: list[Part] = []
+        self.parts: list[EntryPlace] = []
 
     @property
     def end(self) -> int:
         """The offset of the next entry's data."""
         return self.parts[-1].offset + self.parts[-1].length if self.parts else 0
 
-    def add(self, data: bytes) -> Part:
+    def add(self, data: bytes) -> EntryPlace:
         """Write the data of another entry. Raises: StorageFullError."""
         checksum = crc32c(_LENGTH.pack(len(data)), crc32c(data))
-        part = Part(self.end, len(data), checksum)
+        part = EntryPlace(self.end, len(data), checksum)
         self.file.write_at(part.offset, data)
         self.parts.append(part)
         return part
@@ -86,7 +86,7 @@ class Pack:
         file.write_at(end, table + _END.pack(end, crc32c(table), _MAGIC))
 
 
-def find_part(file: File) -> Part | None:
+def find_part(file: File) -> EntryPlace | None:
     """Return the place of an entry's data in a pack; None if the file is not a pack.
 
     The entry is the one whose name was used to open the file.
@@ -104,5 +104,5 @@ def find_part(file: File) -> Part | None:
     for line in table[len(_FIRST_LINE) :].decode("ascii").splitlines():
         place, length, crc, name = line.split(" ")
         if name == file.path.name:
-            return Part(int(place), int(length), int(crc, 16))
+            return EntryPlace(int(place), int(length), int(crc, 16))
     raise CorruptionError("a pack does not hold this entry", path=file.path, offset=offset)

@@ -42,13 +42,13 @@ from siltstone.spool.contents import PROOF_BYTES, EntryStream, Source, part_of
 from siltstone.spool.drafts import give_name
 from siltstone.spool.errors import NoSuchEntryError, UnableToCommitError
 from siltstone.spool.gathering import Gathering
-from siltstone.spool.layout import SpoolPaths, read_mark, scan_entries, write_mark
+from siltstone.spool.layout import SpoolPaths, read_next_id, scan_entries, write_next_id
 from siltstone.spool.moving import copy_out
 from siltstone.spool.names import ID_MAX, Entry, encode_metadata, file_name, parse_name
 
 Value = TypeVar("Value")
 
-# The number of ids that are reserved on disk at a time, so that few stores write the mark.
+# The number of ids that are reserved on disk at a time, so that few stores write the file.
 _RESERVED_IDS: Final = 1000
 
 
@@ -100,7 +100,7 @@ class Spool:
             if not read_only:
                 finish_batches(fs, layout)
             self.swept = () if read_only else tuple(layout.sweep(fs))
-            self._next_id = self._reserved = read_mark(fs, layout)
+            self._next_id = self._reserved = read_next_id(fs, layout)
             self._size_bytes = 0 if size_bytes_max is None else self.stats().size_bytes
         except BaseException:
             self.close()
@@ -212,7 +212,7 @@ class Spool:
         if self._next_id > ID_MAX:
             raise UsageError("the spool has used all its ids: create a new one")
         if self._next_id >= self._reserved:
-            write_mark(self._fs, self._layout.mark, self._next_id + _RESERVED_IDS)
+            write_next_id(self._fs, self._layout.next_id, self._next_id + _RESERVED_IDS)
             self._reserved = self._next_id + _RESERVED_IDS
         self._next_id += 1
         return self._next_id - 1
@@ -269,7 +269,7 @@ class Spool:
         one.
         """
         if self.read_only:
-            # The mark on disk is higher than the last id that was used.
+            # The next id on disk is higher than the last id that was used.
             return max((found.id for found in self), default=-1) + 1
         with self._mutex:
             return self._next_id

@@ -61,7 +61,7 @@ from siltstone.store.shard.replicated.founding import (
     is_founding,
     make_replicated,
 )
-from siltstone.store.shard.replicated.kv.replica import Place
+from siltstone.store.shard.replicated.kv.replica import ReplicaPlace
 from siltstone.store.shard.replicated.mark_file import Marked, read_mark
 from siltstone.store.shard.replicated.port import (
     Founding,
@@ -529,7 +529,7 @@ class Store:
         directory: PurePath,
         engine: Engine,
         founding: Founding[KeyValueSettings] | None,
-    ) -> Place | None:
+    ) -> ReplicaPlace | None:
         """Return the place of a key-value database in the cluster; None if it is not replicated."""
         if self._cluster is None:
             return None
@@ -541,7 +541,7 @@ class Store:
             return None
         else:
             identity = identity_of_map(cluster_name(name), founding)
-        return Place(
+        return ReplicaPlace(
             fs=self._fs,
             clock=self._clock,
             directory=directory,

@@ -39,16 +39,16 @@ from siltstone.store.log.read.pieces import Row
 from siltstone.store.log.write.partition import Columns, batch_of, shard_of
 from siltstone.store.shard.replicated.copying import copied_shards
 from siltstone.store.shard.replicated.kv.copying import load
-from siltstone.store.shard.replicated.kv.replica import Callbacks, KeyValueReplica, Place
+from siltstone.store.shard.replicated.kv.replica import Callbacks, KeyValueReplica, ReplicaPlace
 from siltstone.store.shard.replicated.port import Founding
-from siltstone.store.slab.drops import DropLog, Dropped, Why
+from siltstone.store.slab.drops import DropLog, DroppedSlab, Why
 from siltstone.store.slab.manifest import SlabId, SlabRecord, SlabState
 from siltstone.store.slab.retention import due_for_drop, due_for_turn
 from siltstone.store.slab.settings import require_local
 from siltstone.store.tx import catalog
 from siltstone.store.tx.arguments import key_of, text_of, timeout_of, whole_number
 from siltstone.store.tx.catalog import family_of
-from siltstone.store.tx.commit.committer import Committer, KeyValueRecord, Room
+from siltstone.store.tx.commit.committer import KeyValueRecord, Room, TransactionCommitter
 from siltstone.store.tx.commit.shard import KeyValueShard
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.iterator import read_on, require_key_place
@@ -101,7 +101,7 @@ class KeyValueDatabase:
         *,
         retry: Retry | None = None,
         room: Room | None = None,
-        place: Place | None = None,
+        place: ReplicaPlace | None = None,
         founding: Founding[KeyValueSettings] | None = None,
     ) -> None:
         """Open the database of an engine, which it owns from now on; an empty one gets these
@@ -567,7 +567,7 @@ class KeyValueDatabase:
         catalog.ensure_changes(engine, settings)
         for number in range(settings.shards):
             *sealed, newest = (record for slab, record in records.items() if slab.shard == number)
-            committer = Committer(
+            committer = TransactionCommitter(
                 engine,
                 self._clock,
                 settings,
@@ -599,7 +599,7 @@ class KeyValueDatabase:
             context = Context(queue, self._clock, slab, record.id, ANY_TERM, replica)
         return OpenSlab(record=record, slab=slab, context=context)
 
-    def _replica(self, place: Place, queue: KeyValueShard) -> KeyValueReplica:
+    def _replica(self, place: ReplicaPlace, queue: KeyValueShard) -> KeyValueReplica:
         number = queue.committer.record.shard
         callbacks = Callbacks(
             followed=partial(self._followed, number),
@@ -734,7 +734,7 @@ class KeyValueDatabase:
         with self._lock:
             self._slabs = {known: found for known, found in self._slabs.items() if known != slab}
         self._engine.drop_family(catalog.family_of(slab))
-        self._drops.tell(Dropped(slab, why, None, size_bytes))
+        self._drops.tell(DroppedSlab(slab, why, None, size_bytes))
 
     def _ordered(self, shard: int | None) -> list[OpenSlab]:
         self._check_open()

@@ -60,23 +60,23 @@ class Stream:
         self.special = special
 
 
-class Node:
+class TrieNode:
     """A node of the trie, reached from `parent` by `token`: a word, or b"+" for any word."""
 
-    def __init__(self, node_id: int, parent: Node | None, token: bytes) -> None:
+    def __init__(self, node_id: int, parent: TrieNode | None, token: bytes) -> None:
         self.id = node_id
         self.parent = parent
         self.token = token
         self.depth: int = 0 if parent is None else parent.depth + 1
-        self.children: dict[bytes, Node] = {}
+        self.children: dict[bytes, TrieNode] = {}
         # The child if there is exactly one; and whether there are more.
-        self.only: Node | None = None
+        self.only: TrieNode | None = None
         self.branches = False
-        self.plus: Node | None = None
+        self.plus: TrieNode | None = None
         self.stream: Stream | None = None
 
 
-class Placement:
+class TopicPlace:
     """The stream of a topic, and its words at the varying levels, joined by slashes."""
 
     def __init__(self, stream: Stream, varying: bytes) -> None:
@@ -115,9 +115,9 @@ class Structure:
                 f"thresholds={thresholds}"
             )
         self.thresholds = list(thresholds)
-        self.root = Node(ROOT_ID, None, b"")
-        self.special_root = Node(SPECIAL_ROOT_ID, None, b"")
-        self._nodes: dict[int, Node] = {ROOT_ID: self.root, SPECIAL_ROOT_ID: self.special_root}
+        self.root = TrieNode(ROOT_ID, None, b"")
+        self.special_root = TrieNode(SPECIAL_ROOT_ID, None, b"")
+        self._nodes: dict[int, TrieNode] = {ROOT_ID: self.root, SPECIAL_ROOT_ID: self.special_root}
         self._streams: dict[int, Stream] = {}
         self._in_order: list[Stream] = []
         # All edges in order of insertion. If two ids collide, the order decides which id changes,
@@ -127,7 +127,7 @@ class Structure:
         self._taken_size = 0
         self._taken_count = 0
 
-    def learn(self, topic: bytes) -> Placement:
+    def learn(self, topic: bytes) -> TopicPlace:
         """Place a topic that passed check_topic; insert the edges that are missing."""
         placement = self.lookup(topic)
         if placement is None:
@@ -149,7 +149,7 @@ class Structure:
             code: i64 = _SLASH if end == size else topic[end]
             if code == _SLASH:
                 only = node.only
-                child: Node | None = None
+                child: TrieNode | None = None
                 if only is not None:
                     # Most levels that do not vary have one word; a slice and a lookup would cost
                     # more.
@@ -169,7 +169,7 @@ class Structure:
             end += 1
         return node.stream
 
-    def lookup(self, topic: bytes) -> Placement | None:
+    def lookup(self, topic: bytes) -> TopicPlace | None:
         """Place a topic without learning; None if it was never learned."""
         node = self.special_root if topic.startswith(b"$") else self.root
         varying: list[bytes] = []
@@ -184,7 +184,7 @@ class Structure:
         stream = node.stream
         if stream is None:
             return None
-        return Placement(stream, b"/".join(varying))
+        return TopicPlace(stream, b"/".join(varying))
 
     def insert_pattern(self, pattern: bytes, special: bool = False) -> Stream:
         """Add a structure before its topics arrive, and return the stream that will hold them.
@@ -303,7 +303,7 @@ class Structure:
         found.take_pending()
         return found
 
-    def _too_many(self, node: Node, words: int) -> bool:
+    def _too_many(self, node: TrieNode, words: int) -> bool:
         """Tell whether a node may not have so many words."""
         threshold = self.thresholds[min(node.depth, len(self.thresholds) - 1)]
         return threshold != NEVER and words > threshold
@@ -345,10 +345,10 @@ class Structure:
                 waiting.append(node.plus)
         return matches
 
-    def _root_of(self, level: bytes) -> Node:
+    def _root_of(self, level: bytes) -> TrieNode:
         return self.special_root if level.startswith(b"$") else self.root
 
-    def _insert_topic(self, topic: bytes) -> Placement:
+    def _insert_topic(self, topic: bytes) -> TopicPlace:
         levels = topic.split(b"/")
         varying: list[bytes] = []
         node = self._root_of(levels[0])
@@ -363,9 +363,9 @@ class Structure:
                     child = self._add_child(node, b"+")
                 varying.append(level)
             node = child
-        return Placement(self._end(node), b"/".join(varying))
+        return TopicPlace(self._end(node), b"/".join(varying))
 
-    def _varies_next(self, node: Node) -> bool:
+    def _varies_next(self, node: TrieNode) -> bool:
         """Tell whether the next new word at this node makes its level vary."""
         threshold = self.thresholds[min(node.depth, len(self.thresholds) - 1)]
         return threshold != NEVER and len(node.children) >= threshold
@@ -392,7 +392,7 @@ class Structure:
             return self._end(parent)
         return None
 
-    def _add_child(self, parent: Node, token: bytes) -> Node:
+    def _add_child(self, parent: TrieNode, token: bytes) -> TrieNode:
         """Add a missing edge: the plus edge for b"+", otherwise a literal one."""
         kind = PLUS if token == b"+" else LITERAL
         word = b"" if kind == PLUS else token
@@ -403,7 +403,7 @@ class Structure:
             # 0xFF.
             suffix += b"\xff"
             node_id = edge_id(parent.id, kind, word + suffix)
-        node = Node(node_id, parent, token)
+        node = TrieNode(node_id, parent, token)
         if kind == PLUS:
             parent.plus = node
         else:
@@ -414,7 +414,7 @@ class Structure:
         self._log(parent.id, kind, word)
         return node
 
-    def _end(self, node: Node) -> Stream:
+    def _end(self, node: TrieNode) -> Stream:
         """Return the stream of a node; create it if there is none."""
         if node.stream is not None:
             return node.stream
@@ -437,9 +437,9 @@ class Structure:
         self._edge_count += 1
 
 
-def _children_by_word(nodes: list[Node]) -> dict[bytes, list[Node]]:
+def _children_by_word(nodes: list[TrieNode]) -> dict[bytes, list[TrieNode]]:
     """Return the children of some nodes, those with one word together."""
-    words: dict[bytes, list[Node]] = {}
+    words: dict[bytes, list[TrieNode]] = {}
     for node in nodes:
         for word, child in node.children.items():
             words.setdefault(word, []).append(child)
@@ -457,7 +457,7 @@ def _stands_at(word: bytes, topic: bytes, start: i64, end: i64) -> bool:
     return True
 
 
-def _path(node: Node) -> tuple[list[bytes], bool]:
+def _path(node: TrieNode) -> tuple[list[bytes], bool]:
     """Return the levels from the root to a node, and whether that is the special root."""
     levels: list[bytes] = []
     while node.parent is not None:
@@ -489,7 +489,7 @@ def _is_plain(token: bytes) -> bool:
     )
 
 
-def _check_literal(parent: Node, token: bytes) -> None:
+def _check_literal(parent: TrieNode, token: bytes) -> None:
     if b"/" in token:
         raise ValueError(f"edge has more than one level: {token=}")
     if parent.parent is None and token.startswith(b"$") != (parent.id == SPECIAL_ROOT_ID):

@@ -10,13 +10,13 @@ from typing import Final, Self, cast
 
 from siltstone.errors import ProtocolError, RetryError, SiltstoneError, UsageError
 from siltstone.topiclog.client import DEFAULT_PORT, FETCH_BYTES, lost
-from siltstone.topiclog.consumer import Batch, Message, Subscription
+from siltstone.topiclog.consumer import Message, MessageBatch, TopicReader
 from siltstone.topiclog.protocol import (
     HEADER_BYTES,
     Fetch,
-    Head,
-    Kind,
-    Status,
+    MessageHead,
+    RequestKind,
+    ResponseStatus,
     decode_bounds,
     decode_count,
     decode_head,
@@ -44,10 +44,10 @@ class _Wire(asyncio.BufferedProtocol):
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self.waiting: dict[int, tuple[Kind, asyncio.Future[memoryview]]] = {}
+        self.waiting: dict[int, tuple[RequestKind, asyncio.Future[memoryview]]] = {}
         self.ready = asyncio.Event()
         self.ready.set()
-        self._head: Head | None = None
+        self._head: MessageHead | None = None
         self._place = memoryview(bytearray(HEADER_BYTES))
         self._got = 0
 
@@ -85,11 +85,11 @@ class _Wire(asyncio.BufferedProtocol):
         self._place = memoryview(bytearray(size))
         self._got = 0
 
-    def _settle(self, head: Head, payload: memoryview) -> None:
+    def _settle(self, head: MessageHead, payload: memoryview) -> None:
         error: SiltstoneError | None = None
-        if head.status is not Status.OK:
+        if head.status is not ResponseStatus.OK:
             error = error_of(head.status, bytes(payload).decode(errors="replace"))
-        if head.status is Status.MALFORMED:
+        if head.status is ResponseStatus.MALFORMED:
             # It does not belong to a request, and it is the last frame of the connection.
             self._fail(error)
             return
@@ -129,7 +129,7 @@ class AsyncTopicLogClient:
         self._next_id = 1
         self._rows_max = 1
         self._body_bytes_max = 0
-        self._subscription: Subscription | None = None
+        self._subscription: TopicReader | None = None
 
     @classmethod
     async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> Self:
@@ -145,7 +145,7 @@ class AsyncTopicLogClient:
             raise UsageError(f"invalid host name: {host!r}") from exc
         client = cls(wire)
         try:
-            payload = await client._ask(Kind.HELLO, payload=encode_version())
+            payload = await client._ask(RequestKind.HELLO, payload=encode_version())
             _, client._body_bytes_max, client._rows_max = decode_hello(payload)
         except BaseException:
             client.close()
@@ -172,11 +172,11 @@ class AsyncTopicLogClient:
 
     async def create_topic(self, topic: str) -> None:
         """Create a topic, durably. Raises: ExistsError, UsageError for an invalid name."""
-        await self._ask(Kind.CREATE, topic)
+        await self._ask(RequestKind.CREATE, topic)
 
     async def topics(self) -> list[str]:
         """Return all topics, in the order of their creation."""
-        return decode_names(await self._ask(Kind.TOPICS))
+        return decode_names(await self._ask(RequestKind.TOPICS))
 
     async def send(self, topic: str, value: bytes) -> int:
         """Store a message durably and return its offset. See `TopicLogClient.send`."""
@@ -202,11 +202,11 @@ class AsyncTopicLogClient:
 
     async def bounds(self, topic: str) -> range:
         """Return the offsets of the stored messages. Raises: NotFoundError."""
-        return decode_bounds(await self._ask(Kind.BOUNDS, topic))
+        return decode_bounds(await self._ask(RequestKind.BOUNDS, topic))
 
     async def message_length(self, topic: str, offset: int) -> int:
         """Return the size of a message in bytes, 0 if there is none. Raises: NotFoundError."""
-        return decode_count(await self._ask(Kind.LENGTH, topic, encode_offset(offset)))
+        return decode_count(await self._ask(RequestKind.LENGTH, topic, encode_offset(offset)))
 
     async def subscribe(self, topics: Sequence[str]) -> int:
         """Read these topics from their current ends on; return how many of them exist. Raises:
@@ -217,7 +217,7 @@ class AsyncTopicLogClient:
         known = set(await self.topics())
         wanted = [topic for topic in dict.fromkeys(topics) if topic in known]
         ends = {topic: await self.end_offset(topic) for topic in wanted}
-        self._subscription = Subscription(ends)
+        self._subscription = TopicReader(ends)
         return len(wanted)
 
     def unsubscribe(self) -> None:
@@ -245,7 +245,7 @@ class AsyncTopicLogClient:
         self,
         timeout: float = 0.0,  # noqa: ASYNC109 - the server's
         bytes_max: int = FETCH_BYTES,
-    ) -> Batch | None:
+    ) -> MessageBatch | None:
         """Return the next messages of one topic, from each topic in turn; None if none came."""
         subscription = self._subscribed()
         batch = subscription.next_batch()
@@ -257,23 +257,23 @@ class AsyncTopicLogClient:
         """Save, durably, the offset at which a client will continue. Raises: NotFoundError,
         UsageError for an offset after the end.
         """
-        await self._ask(Kind.COMMIT, topic, encode_commit(client, offset))
+        await self._ask(RequestKind.COMMIT, topic, encode_commit(client, offset))
 
     async def committed(self, client: str, topic: str) -> int:
         """Return the offset at which a client will continue. Raises: NotFoundError."""
-        return decode_offset(await self._ask(Kind.COMMITTED, topic, encode_name(client)))
+        return decode_offset(await self._ask(RequestKind.COMMITTED, topic, encode_name(client)))
 
-    def _subscribed(self) -> Subscription:
+    def _subscribed(self) -> TopicReader:
         if self._subscription is None:
             raise UsageError("the client has not subscribed: subscribe first")
         return self._subscription
 
-    async def _fetch(self, subscription: Subscription, seconds: float, bytes_max: int) -> bool:
+    async def _fetch(self, subscription: TopicReader, seconds: float, bytes_max: int) -> bool:
         places = subscription.places()
         if not places:
             return False
         fetch = Fetch(places=places, bytes_max=bytes_max, wait_ms=max(0, int(seconds * 1000)))
-        payload = await self._ask(Kind.FETCH, payload=encode_fetch(fetch))
+        payload = await self._ask(RequestKind.FETCH, payload=encode_fetch(fetch))
         subscription.take_in(places, payload)
         return True
 
@@ -281,19 +281,19 @@ class AsyncTopicLogClient:
         request_id = self._id()
         data = values[0] if len(values) == 1 else b"".join(values)
         head = send_head(request_id, topic, table=table_of_ends(values), data_bytes=len(data))
-        return await self._write(Kind.SEND, request_id, [head, data])
+        return await self._write(RequestKind.SEND, request_id, [head, data])
 
     def _id(self) -> int:
         self._next_id = self._next_id % 0xFFFF_FFFF + 1
         return self._next_id
 
-    async def _ask(self, kind: Kind, topic: str = "", payload: bytes = b"") -> memoryview:
+    async def _ask(self, kind: RequestKind, topic: str = "", payload: bytes = b"") -> memoryview:
         request_id = self._id()
         parts = [request(kind, request_id, topic, payload)]
         return await (await self._write(kind, request_id, parts))
 
     async def _write(
-        self, kind: Kind, request_id: int, parts: Sequence[bytes]
+        self, kind: RequestKind, request_id: int, parts: Sequence[bytes]
     ) -> asyncio.Future[memoryview]:
         """Write a request when the connection accepts more; return the future of its reply."""
         await self._wire.ready.wait()

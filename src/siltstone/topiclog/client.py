@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import Final, Self
 
 from siltstone.errors import OutcomeUnknownError, RetryError, UsageError
-from siltstone.topiclog.consumer import Batch, Message, Subscription
+from siltstone.topiclog.consumer import Message, MessageBatch, TopicReader
 from siltstone.topiclog.protocol import (
     HEADER_BYTES,
     Fetch,
-    Head,
-    Kind,
-    Place,
-    Status,
+    FetchPlace,
+    MessageHead,
+    RequestKind,
+    ResponseStatus,
     decode_bounds,
     decode_count,
     decode_head,
@@ -42,9 +42,9 @@ FETCH_BYTES: Final = 1024 * 1024
 # The number of SEND requests that may be in progress at once.
 _WINDOW: Final = 16
 # If the connection is lost after one of these, the outcome is unknown.
-_CHANGES: Final = (Kind.CREATE, Kind.SEND, Kind.COMMIT)
+_CHANGES: Final = (RequestKind.CREATE, RequestKind.SEND, RequestKind.COMMIT)
 
-_Frame = tuple[Head, memoryview]
+_Frame = tuple[MessageHead, memoryview]
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Ahead:
     """A fetch that was sent before it was needed, and its reply once that was read."""
 
     id: int
-    places: tuple[Place, ...]
+    places: tuple[FetchPlace, ...]
     reply: _Frame | None = None
 
 
@@ -65,7 +65,7 @@ class TopicLogClient:
         """Connect and exchange HELLO. Raises: RetryError if there is no server, ProtocolError."""
         self._timeout = timeout
         self._next_id = 1
-        self._subscription: Subscription | None = None
+        self._subscription: TopicReader | None = None
         self._ahead: _Ahead | None = None
         # Requests whose replies have not arrived, and replies that were not asked for yet.
         self._open: set[int] = set()
@@ -82,7 +82,7 @@ class TopicLogClient:
             raise UsageError(f"invalid host name: {host!r}") from exc
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            payload = self._ask(Kind.HELLO, payload=encode_version())
+            payload = self._ask(RequestKind.HELLO, payload=encode_version())
             _, self._body_bytes_max, self._rows_max = decode_hello(payload)
         except BaseException:
             self.close()
@@ -107,11 +107,11 @@ class TopicLogClient:
 
     def create_topic(self, topic: str) -> None:
         """Create a topic, durably. Raises: ExistsError, UsageError for an invalid name."""
-        self._ask(Kind.CREATE, topic)
+        self._ask(RequestKind.CREATE, topic)
 
     def topics(self) -> list[str]:
         """Return all topics, in the order of their creation."""
-        return decode_names(self._ask(Kind.TOPICS))
+        return decode_names(self._ask(RequestKind.TOPICS))
 
     def send(self, topic: str, value: bytes) -> int:
         """Store a message and return its offset, when it would survive a power cut.
@@ -149,11 +149,11 @@ class TopicLogClient:
 
     def bounds(self, topic: str) -> range:
         """Return the offsets of the stored messages. Raises: NotFoundError."""
-        return decode_bounds(self._ask(Kind.BOUNDS, topic))
+        return decode_bounds(self._ask(RequestKind.BOUNDS, topic))
 
     def message_length(self, topic: str, offset: int) -> int:
         """Return the size of a message in bytes, 0 if there is none. Raises: NotFoundError."""
-        return decode_count(self._ask(Kind.LENGTH, topic, encode_offset(offset)))
+        return decode_count(self._ask(RequestKind.LENGTH, topic, encode_offset(offset)))
 
     def subscribe(self, topics: Sequence[str]) -> int:
         """Read these topics from their current ends on; return how many of them exist. The others
@@ -163,7 +163,7 @@ class TopicLogClient:
             raise UsageError("the client has a subscription already: unsubscribe first")
         known = set(self.topics())
         wanted = [topic for topic in dict.fromkeys(topics) if topic in known]
-        self._subscription = Subscription({topic: self.end_offset(topic) for topic in wanted})
+        self._subscription = TopicReader({topic: self.end_offset(topic) for topic in wanted})
         return len(wanted)
 
     def unsubscribe(self) -> None:
@@ -187,7 +187,7 @@ class TopicLogClient:
             message = subscription.next_message()
         return message
 
-    def poll_batch(self, timeout: float = 0.0, bytes_max: int = FETCH_BYTES) -> Batch | None:
+    def poll_batch(self, timeout: float = 0.0, bytes_max: int = FETCH_BYTES) -> MessageBatch | None:
         """Return the next messages of one topic, from each topic in turn; None if none came."""
         subscription = self._subscribed()
         batch = subscription.next_batch()
@@ -199,18 +199,18 @@ class TopicLogClient:
         """Save, durably, the offset at which a client will continue. Raises: NotFoundError,
         UsageError for an offset after the end.
         """
-        self._ask(Kind.COMMIT, topic, encode_commit(client, offset))
+        self._ask(RequestKind.COMMIT, topic, encode_commit(client, offset))
 
     def committed(self, client: str, topic: str) -> int:
         """Return the offset at which a client will continue. Raises: NotFoundError."""
-        return decode_offset(self._ask(Kind.COMMITTED, topic, encode_name(client)))
+        return decode_offset(self._ask(RequestKind.COMMITTED, topic, encode_name(client)))
 
-    def _subscribed(self) -> Subscription:
+    def _subscribed(self) -> TopicReader:
         if self._subscription is None:
             raise UsageError("the client has not subscribed: subscribe first")
         return self._subscription
 
-    def _fetch(self, subscription: Subscription, timeout: float, bytes_max: int) -> bool:
+    def _fetch(self, subscription: TopicReader, timeout: float, bytes_max: int) -> bool:
         places = subscription.places()
         if not places:
             return False
@@ -219,22 +219,25 @@ class TopicLogClient:
         self._socket.settimeout(self._timeout + timeout)
         payload = self._asked_ahead(places)
         if payload is None:
-            payload = self._ask(Kind.FETCH, payload=encode_fetch(fetch))
+            payload = self._ask(RequestKind.FETCH, payload=encode_fetch(fetch))
         subscription.take_in(places, payload)
         if len(payload) >= bytes_max // 2:
             self._ask_ahead(subscription, bytes_max)
         return True
 
-    def _ask_ahead(self, subscription: Subscription, bytes_max: int) -> None:
+    def _ask_ahead(self, subscription: TopicReader, bytes_max: int) -> None:
         """Send the next fetch now, so that the server works while the caller processes messages."""
         place = subscription.place_ahead()
         if place is not None:
             ahead = _Ahead(self._id(), (place,))
             fetch = Fetch(places=ahead.places, bytes_max=bytes_max, wait_ms=0)
-            self._write(Kind.FETCH, [request(Kind.FETCH, ahead.id, payload=encode_fetch(fetch))])
+            self._write(
+                RequestKind.FETCH,
+                [request(RequestKind.FETCH, ahead.id, payload=encode_fetch(fetch))],
+            )
             self._ahead = ahead
 
-    def _asked_ahead(self, places: tuple[Place, ...]) -> memoryview | None:
+    def _asked_ahead(self, places: tuple[FetchPlace, ...]) -> memoryview | None:
         """Return the reply to the early fetch; None if it does not fit or has no messages."""
         self._settle_ahead()
         ahead, self._ahead = self._ahead, None
@@ -246,7 +249,7 @@ class TopicLogClient:
     def _settle_ahead(self) -> None:
         """Read the reply to the early fetch: a server that cannot write a reply stops reading."""
         if self._ahead is not None and self._ahead.reply is None:
-            self._ahead.reply = self._reply(Kind.FETCH, self._ahead.id)
+            self._ahead.reply = self._reply(RequestKind.FETCH, self._ahead.id)
 
     def _send(self, topic: str, values: Sequence[bytes]) -> int:
         """Write a SEND request, without copying the data if it is one message; return its id."""
@@ -255,12 +258,12 @@ class TopicLogClient:
         data = values[0] if len(values) == 1 else b"".join(values)
         table = table_of_ends(values)
         head = send_head(request_id, topic, table=table, data_bytes=len(data))
-        self._write(Kind.SEND, [head, data])
+        self._write(RequestKind.SEND, [head, data])
         return request_id
 
     def _acknowledged(self, waiting: deque[tuple[int, int]], first: int | None) -> tuple[int, int]:
         request_id, count = waiting.popleft()
-        offset = decode_offset(self._read(Kind.SEND, request_id))
+        offset = decode_offset(self._read(RequestKind.SEND, request_id))
         return offset if first is None else first, offset + count
 
     def _id(self) -> int:
@@ -268,13 +271,13 @@ class TopicLogClient:
         self._open.add(self._next_id)
         return self._next_id
 
-    def _ask(self, kind: Kind, topic: str = "", payload: bytes = b"") -> memoryview:
+    def _ask(self, kind: RequestKind, topic: str = "", payload: bytes = b"") -> memoryview:
         self._settle_ahead()
         request_id = self._id()
         self._write(kind, [request(kind, request_id, topic, payload)])
         return self._read(kind, request_id)
 
-    def _write(self, kind: Kind, parts: Sequence[bytes]) -> None:
+    def _write(self, kind: RequestKind, parts: Sequence[bytes]) -> None:
         try:
             views = [memoryview(part) for part in parts if part]
             while views:
@@ -287,16 +290,16 @@ class TopicLogClient:
         except OSError as exc:
             raise lost(kind, exc) from exc
 
-    def _read(self, kind: Kind, request_id: int) -> memoryview:
+    def _read(self, kind: RequestKind, request_id: int) -> memoryview:
         """Return the payload of the reply. Raises: the error in the reply."""
         return _payload(self._reply(kind, request_id))
 
-    def _reply(self, kind: Kind, request_id: int) -> _Frame:
+    def _reply(self, kind: RequestKind, request_id: int) -> _Frame:
         """Return the reply to a request. Replies arrive in any order, so keep earlier ones."""
         while request_id not in self._replies:
             frame = self._read_frame(kind)
             head = frame[0]
-            if head.status is Status.MALFORMED:
+            if head.status is ResponseStatus.MALFORMED:
                 # It does not belong to a request, and it is the last frame of the connection.
                 return frame
             if head.id in self._abandoned:
@@ -309,7 +312,7 @@ class TopicLogClient:
                     f"the reply belongs to no request: kind={head.kind.name} id={head.id}"
                 )
         frame = self._replies.pop(request_id)
-        if frame[0].kind is not kind and frame[0].status is not Status.MALFORMED:
+        if frame[0].kind is not kind and frame[0].status is not ResponseStatus.MALFORMED:
             raise OutcomeUnknownError(
                 f"the reply is of another kind: kind={frame[0].kind.name} id={request_id}"
             )
@@ -321,11 +324,11 @@ class TopicLogClient:
                 self._open.discard(request_id)
                 self._abandoned.add(request_id)
 
-    def _read_frame(self, kind: Kind) -> _Frame:
+    def _read_frame(self, kind: RequestKind) -> _Frame:
         head = decode_head(self._receive(kind, HEADER_BYTES), 0)
         return head, self._receive(kind, head.size - HEADER_BYTES)
 
-    def _receive(self, kind: Kind, size: int) -> memoryview:
+    def _receive(self, kind: RequestKind, size: int) -> memoryview:
         view = memoryview(bytearray(size))
         got = 0
         try:
@@ -342,12 +345,12 @@ class TopicLogClient:
 def _payload(frame: _Frame) -> memoryview:
     """Return the payload of a reply. Raises: the error in the reply."""
     head, payload = frame
-    if head.status is not Status.OK:
+    if head.status is not ResponseStatus.OK:
         raise error_of(head.status, bytes(payload).decode(errors="replace"))
     return payload
 
 
-def lost(kind: Kind, error: OSError) -> OutcomeUnknownError | RetryError:
+def lost(kind: RequestKind, error: OSError) -> OutcomeUnknownError | RetryError:
     """Return the error for a request whose connection was lost."""
     if kind in _CHANGES:
         return OutcomeUnknownError(f"the connection was lost, and the request may be done: {error}")

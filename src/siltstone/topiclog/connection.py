@@ -23,9 +23,9 @@ from siltstone.topiclog.log import Log
 from siltstone.topiclog.protocol import (
     HEADER_BYTES,
     ROWS_MAX,
-    Head,
-    Kind,
-    Status,
+    MessageHead,
+    RequestKind,
+    ResponseStatus,
     decode_count,
     decode_head,
     decode_name,
@@ -201,7 +201,7 @@ class TopicLogConnection(asyncio.BufferedProtocol):
     def _end_with(self, error: ProtocolError) -> None:
         log(_LOG, logging.INFO, "topiclog_protocol_error", error=str(error))
         self._start = self._end = 0
-        self.send([refusal(Kind.HELLO, 0, Status.MALFORMED, str(error))])
+        self.send([refusal(RequestKind.HELLO, 0, ResponseStatus.MALFORMED, str(error))])
         self.close()
 
     def _compact(self) -> None:
@@ -225,9 +225,9 @@ class TopicLogConnection(asyncio.BufferedProtocol):
         if available < HEADER_BYTES:
             return False
         head = decode_head(self._buffer, self._start)
-        if not self._greeted and head.kind is not Kind.HELLO:
+        if not self._greeted and head.kind is not RequestKind.HELLO:
             raise ProtocolError("the first frame must be HELLO")
-        if head.kind is Kind.SEND:
+        if head.kind is RequestKind.SEND:
             return self._take_send(head, available)
         if head.size > _REQUEST_BYTES_MAX:
             raise ProtocolError(f"the request is too large: size_bytes={head.size}")
@@ -241,7 +241,7 @@ class TopicLogConnection(asyncio.BufferedProtocol):
         self._greeted = True
         return True
 
-    def _take_send(self, head: Head, available: int) -> bool:
+    def _take_send(self, head: MessageHead, available: int) -> bool:
         """Process a send, or begin to receive it directly into the store. Raises: ProtocolError."""
         counted = HEADER_BYTES + head.name_size + 4
         if available < counted:
@@ -293,7 +293,7 @@ class TopicLogConnection(asyncio.BufferedProtocol):
 
     def _refuse(self, request_id: int, size: int, error: Exception) -> None:
         """Refuse a send, and skip its bytes."""
-        self._hub.refuse(self, Kind.SEND, request_id, error)
+        self._hub.refuse(self, RequestKind.SEND, request_id, error)
         self._skip = size
 
     def _begin(self, inflow: _Inflow, place: Room | Exception) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from siltstone.errors import NotFoundError, UsageError
-from siltstone.topiclog.protocol import Place, decode_batches
+from siltstone.topiclog.protocol import FetchPlace, decode_batches
 from siltstone.topiclog.tables import offsets_of_table, values_at
 
 
@@ -26,7 +26,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class MessageBatch:
     """Consecutive messages of one topic; value i is data[ends[i] : ends[i + 1]]."""
 
     topic: str
@@ -58,14 +58,14 @@ class Batch:
         return values_at(self.ends, self.data)
 
 
-class Subscription:
+class TopicReader:
     """Positions in some topics, and the messages that were fetched and not yet returned."""
 
     def __init__(self, positions: dict[str, int]) -> None:
         self._positions = positions
         # The topics in the order of their turns: the first is next.
         self._turns = deque(positions)
-        self._held: dict[str, deque[Batch]] = {topic: deque() for topic in positions}
+        self._held: dict[str, deque[MessageBatch]] = {topic: deque() for topic in positions}
         # How many messages of the first held batch were returned.
         self._taken = dict.fromkeys(positions, 0)
 
@@ -88,15 +88,15 @@ class Subscription:
         self._held[topic].clear()
         self._taken[topic] = 0
 
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[FetchPlace, ...]:
         """Return the places to fetch from: topics without held messages, in the order of turns."""
         return tuple(
-            Place(topic=topic, offset=self._positions[topic])
+            FetchPlace(topic=topic, offset=self._positions[topic])
             for topic in self._turns
             if not self._held[topic]
         )
 
-    def place_ahead(self) -> Place | None:
+    def place_ahead(self) -> FetchPlace | None:
         """Return the place after the held messages of the only topic; None if there are several
         topics, because their turns are not known in advance.
         """
@@ -104,9 +104,9 @@ class Subscription:
             return None
         topic = self._turns[0]
         held = self._held[topic]
-        return Place(topic=topic, offset=held[-1].next_offset) if held else None
+        return FetchPlace(topic=topic, offset=held[-1].next_offset) if held else None
 
-    def take_in(self, places: Sequence[Place], payload: memoryview) -> None:
+    def take_in(self, places: Sequence[FetchPlace], payload: memoryview) -> None:
         """Add the batches of a fetch reply. Raises: ProtocolError."""
         for head, table, data in decode_batches(payload):
             topic = places[head.place].topic
@@ -114,7 +114,7 @@ class Subscription:
                 # The requested offset was dropped or never existed: continue where the log says.
                 self._positions[topic] = head.first
             if head.count:
-                batch = Batch(
+                batch = MessageBatch(
                     topic=topic,
                     first_offset=head.first,
                     ends=offsets_of_table(table),
@@ -137,7 +137,7 @@ class Subscription:
             self._skip_gap(topic)
         return message
 
-    def next_batch(self) -> Batch | None:
+    def next_batch(self) -> MessageBatch | None:
         """Return the rest of a batch of the topic whose turn it is; None if nothing is held."""
         topic = self._next_topic()
         if topic is None:
@@ -149,7 +149,7 @@ class Subscription:
         if not taken:
             return batch
         start = batch.ends[taken]
-        return Batch(
+        return MessageBatch(
             topic=topic,
             first_offset=batch.first_offset + taken,
             ends=[end - start for end in batch.ends[taken:]],

@@ -23,8 +23,8 @@ from siltstone.topiclog.protocol import (
     VERSION,
     BatchHead,
     Fetch,
-    Head,
-    Kind,
+    MessageHead,
+    RequestKind,
     decode_commit,
     decode_fetch,
     decode_name,
@@ -50,7 +50,7 @@ FETCH_BYTES_MAX: Final = 64 * 1024 * 1024
 WAITING_MAX: Final = 100_000
 
 
-class Shell(Protocol):
+class HubShell(Protocol):
     """What the hub needs of the event loop that it runs in."""
 
     def soon(self, act: Act) -> None:
@@ -79,7 +79,7 @@ class Publisher(Protocol):
         """Publish messages of a topic."""
 
 
-class Peer(Protocol):
+class RequestSender(Protocol):
     """The sender of a request."""
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
@@ -99,7 +99,7 @@ class HubLimits:
 class _Waiter:
     """A fetch that waits for a message."""
 
-    peer: Peer
+    peer: RequestSender
     id: int
     fetch: Fetch
     forget: Act = field(default=lambda: None)
@@ -111,7 +111,7 @@ class Hub:
     def __init__(
         self,
         logs: TopicLogs,
-        shell: Shell,
+        shell: HubShell,
         limits: HubLimits,
         publisher: Publisher | None = None,
     ) -> None:
@@ -139,7 +139,9 @@ class Hub:
         """Call `resume` once when there is room again."""
         self._room_waits.append(resume)
 
-    def handle(self, peer: Peer, head: Head, topic: str, payload: memoryview) -> None:
+    def handle(
+        self, peer: RequestSender, head: MessageHead, topic: str, payload: memoryview
+    ) -> None:
         """Answer a request other than SEND. Raises: ProtocolError."""
         try:
             answer = self._answer(peer, head, topic, payload)
@@ -151,39 +153,41 @@ class Hub:
         if answer is not None:
             peer.send([reply(head.kind, head.id, answer)])
 
-    def _answer(self, peer: Peer, head: Head, topic: str, payload: memoryview) -> bytes | None:
+    def _answer(
+        self, peer: RequestSender, head: MessageHead, topic: str, payload: memoryview
+    ) -> bytes | None:
         """Return the reply; None if it is sent later."""
         match head.kind:
-            case Kind.HELLO:
+            case RequestKind.HELLO:
                 if (version := decode_version(payload)) != VERSION:
                     raise ProtocolError(
                         f"unknown version {version} of the protocol (supported: {VERSION})"
                     )
                 return encode_hello(body_bytes_max=self.limits.body_bytes_max)
-            case Kind.CREATE:
+            case RequestKind.CREATE:
                 self._create(peer, head.id, topic)
-            case Kind.TOPICS:
+            case RequestKind.TOPICS:
                 return encode_names(self._logs.topics())
-            case Kind.BOUNDS:
+            case RequestKind.BOUNDS:
                 return self._answer_of(
                     peer, head, [topic], lambda: encode_bounds(self._logs.log(topic).bounds())
                 )
-            case Kind.LENGTH:
+            case RequestKind.LENGTH:
                 at = decode_offset(payload)
                 return self._answer_of(
                     peer, head, [topic], lambda: encode_count(self._logs.log(topic).length(at))
                 )
-            case Kind.FETCH:
+            case RequestKind.FETCH:
                 fetch = decode_fetch(payload)
                 topics = [place.topic for place in fetch.places]
                 self._answer_of(peer, head, topics, lambda: self._fetch(peer, head.id, fetch))
-            case Kind.COMMIT:
+            case RequestKind.COMMIT:
                 client, offset = decode_commit(payload)
                 done = partial(self._committed, peer, head.id)
                 self._answer_of(
                     peer, head, [topic], lambda: self._logs.commit(client, topic, offset, done)
                 )
-            case Kind.COMMITTED:
+            case RequestKind.COMMITTED:
                 client = decode_name(bytes(payload))
                 return self._answer_of(
                     peer,
@@ -191,12 +195,16 @@ class Hub:
                     [topic],
                     lambda: encode_offset(self._logs.committed(client, topic)),
                 )
-            case Kind.SEND:
+            case RequestKind.SEND:
                 raise ProtocolError("internal error: expected a SEND frame on this connection")
         return None
 
     def _answer_of(
-        self, peer: Peer, head: Head, topics: Sequence[str], answer: Callable[[], bytes | None]
+        self,
+        peer: RequestSender,
+        head: MessageHead,
+        topics: Sequence[str],
+        answer: Callable[[], bytes | None],
     ) -> bytes | None:
         """Return the reply of `answer`; None if it is sent later, when all topics are open."""
         logs = [self._logs.log(topic) for topic in topics]
@@ -232,7 +240,9 @@ class Hub:
         for act, refuse in self._opening.pop(log.topic):
             contain(act if error is None else partial(refuse, error))
 
-    def refuse(self, peer: Peer, kind: Kind, request_id: int, error: Exception) -> None:
+    def refuse(
+        self, peer: RequestSender, kind: RequestKind, request_id: int, error: Exception
+    ) -> None:
         """Send an error reply."""
         peer.send([refusal(kind, request_id, status_of(error), str(error))])
 
@@ -240,19 +250,21 @@ class Hub:
         """Return the log of a topic. Raises: NotFoundError."""
         return self._logs.log(topic)
 
-    def send(self, peer: Peer, request_id: int, topic: str, offsets: bytes, values: bytes) -> None:
+    def send(
+        self, peer: RequestSender, request_id: int, topic: str, offsets: bytes, values: bytes
+    ) -> None:
         """Store a small send, together with others."""
         try:
             log = self._logs.log(topic)
         except NotFoundError as exc:
-            self.refuse(peer, Kind.SEND, request_id, exc)
+            self.refuse(peer, RequestKind.SEND, request_id, exc)
             return
         if not values:
             # There is nothing to store, which is not an error.
             self._once_open(
                 log,
                 lambda: self._acknowledge(peer, request_id, log.bounds().stop),
-                partial(self.refuse, peer, Kind.SEND, request_id),
+                partial(self.refuse, peer, RequestKind.SEND, request_id),
             )
             return
         lane = self._lane(log)
@@ -297,7 +309,7 @@ class Hub:
             log.give_up_room(room)
 
     def commit_room(
-        self, peer: Peer, request_id: int, log: Log, offsets: bytes, room: Room
+        self, peer: RequestSender, request_id: int, log: Log, offsets: bytes, room: Room
     ) -> None:
         """Store a large send that has arrived completely, after the small sends before it."""
         self.storing += 1
@@ -316,40 +328,40 @@ class Hub:
             self._lanes[log.topic] = lane
         return lane
 
-    def forget(self, peer: Peer) -> None:
+    def forget(self, peer: RequestSender) -> None:
         """Cancel the waiting fetches of a peer that has disconnected."""
         for waiters in list(self._waiting.values()):
             for waiter in [each for each in waiters if each.peer is peer]:
                 self._end_wait(waiter)
 
-    def has_waiting(self, peer: Peer) -> bool:
+    def has_waiting(self, peer: RequestSender) -> bool:
         """Tell whether a peer has a fetch that waits for messages."""
         return any(waiter.peer is peer for waiters in self._waiting.values() for waiter in waiters)
 
-    def _create(self, peer: Peer, request_id: int, topic: str) -> None:
+    def _create(self, peer: RequestSender, request_id: int, topic: str) -> None:
         def then(error: Exception | None) -> None:
             if error is None:
-                peer.send([reply(Kind.CREATE, request_id)])
+                peer.send([reply(RequestKind.CREATE, request_id)])
             else:
-                self.refuse(peer, Kind.CREATE, request_id, error)
+                self.refuse(peer, RequestKind.CREATE, request_id, error)
 
         self._shell.in_thread(partial(self._logs.create_topic, topic), then)
 
-    def _committed(self, peer: Peer, request_id: int, error: Exception | None) -> None:
+    def _committed(self, peer: RequestSender, request_id: int, error: Exception | None) -> None:
         def tell() -> None:
             if error is None:
-                peer.send([reply(Kind.COMMIT, request_id)])
+                peer.send([reply(RequestKind.COMMIT, request_id)])
             else:
-                self.refuse(peer, Kind.COMMIT, request_id, error)
+                self.refuse(peer, RequestKind.COMMIT, request_id, error)
 
         self._shell.soon_from_thread(tell)
 
-    def _acknowledge(self, peer: Peer, request_id: int, offset: int) -> None:
-        peer.send([reply(Kind.SEND, request_id, encode_offset(offset))])
+    def _acknowledge(self, peer: RequestSender, request_id: int, offset: int) -> None:
+        peer.send([reply(RequestKind.SEND, request_id, encode_offset(offset))])
 
     def _stored(
         self,
-        peer: Peer,
+        peer: RequestSender,
         request_id: int,
         log: Log,
         offsets: bytes,
@@ -357,7 +369,7 @@ class Hub:
         outcome: int | Exception,
     ) -> None:
         if isinstance(outcome, Exception):
-            self.refuse(peer, Kind.SEND, request_id, outcome)
+            self.refuse(peer, RequestKind.SEND, request_id, outcome)
             return
         self._acknowledge(peer, request_id, outcome)
         self._wake(log.topic)
@@ -372,10 +384,10 @@ class Hub:
             for resume in waits:
                 resume()
 
-    def _fetch(self, peer: Peer, request_id: int, fetch: Fetch) -> None:
+    def _fetch(self, peer: RequestSender, request_id: int, fetch: Fetch) -> None:
         parts = self._read(request_id, fetch)
         if parts is not None or not fetch.wait_ms:
-            peer.send(parts or [reply(Kind.FETCH, request_id, encode_batch_heads([]))])
+            peer.send(parts or [reply(RequestKind.FETCH, request_id, encode_batch_heads([]))])
             return
         if self._waiting_count >= WAITING_MAX:
             raise OverloadedError(
@@ -394,9 +406,9 @@ class Hub:
         try:
             parts = self._read(waiter.id, waiter.fetch)
         except SiltstoneError as exc:
-            self.refuse(waiter.peer, Kind.FETCH, waiter.id, exc)
+            self.refuse(waiter.peer, RequestKind.FETCH, waiter.id, exc)
             return
-        waiter.peer.send(parts or [reply(Kind.FETCH, waiter.id, encode_batch_heads([]))])
+        waiter.peer.send(parts or [reply(RequestKind.FETCH, waiter.id, encode_batch_heads([]))])
 
     def _end_wait(self, waiter: _Waiter) -> None:
         waiter.forget()
@@ -438,7 +450,7 @@ class Hub:
             return None
         packed = encode_batch_heads(heads)
         size = len(packed) + sum(map(len, parts))
-        return [reply_head(Kind.FETCH, request_id, size) + packed, *parts]
+        return [reply_head(RequestKind.FETCH, request_id, size) + packed, *parts]
 
 
 def _head(place: int, first: int, end: int, run: BlockRun | None) -> BatchHead:

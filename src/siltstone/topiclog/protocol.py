@@ -52,7 +52,7 @@ _PLACE: Final = struct.Struct("!QH")
 BATCH: Final = struct.Struct("!HQQII")
 
 
-class Kind(IntEnum):
+class RequestKind(IntEnum):
     """The kind of a request."""
 
     HELLO = 1
@@ -66,7 +66,7 @@ class Kind(IntEnum):
     COMMITTED = 9
 
 
-class Status(IntEnum):
+class ResponseStatus(IntEnum):
     """The result of a request."""
 
     OK = 0
@@ -81,18 +81,18 @@ class Status(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class MessageHead:
     """The first twelve bytes of a frame; `size` includes the whole frame."""
 
     size: int
-    kind: Kind
-    status: Status
+    kind: RequestKind
+    status: ResponseStatus
     name_size: int
     id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class FetchPlace:
     """The offset from which a topic is to be read."""
 
     topic: str
@@ -103,7 +103,7 @@ class Place:
 class Fetch:
     """A request for messages: about `bytes_max` bytes in total, waiting `wait_ms` for the first."""
 
-    places: tuple[Place, ...]
+    places: tuple[FetchPlace, ...]
     bytes_max: int
     wait_ms: int
 
@@ -119,14 +119,14 @@ class BatchHead:
     data_bytes: int
 
 
-def decode_head(data: bytes | bytearray | memoryview, start: int) -> Head:
+def decode_head(data: bytes | bytearray | memoryview, start: int) -> MessageHead:
     """Decode the twelve bytes at `start`. Raises: ProtocolError."""
     size, kind, status, name_size, request_id = HEADER.unpack_from(data, start)
     try:
-        head = Head(
+        head = MessageHead(
             size=size + 4,
-            kind=Kind(kind),
-            status=Status(status),
+            kind=RequestKind(kind),
+            status=ResponseStatus(status),
             name_size=name_size,
             id=request_id,
         )
@@ -137,24 +137,24 @@ def decode_head(data: bytes | bytearray | memoryview, start: int) -> Head:
     return head
 
 
-def request(kind: Kind, request_id: int, topic: str = "", payload: bytes = b"") -> bytes:
+def request(kind: RequestKind, request_id: int, topic: str = "", payload: bytes = b"") -> bytes:
     """Encode a request. Raises: UsageError for a name that is too long."""
     name = encode_name(topic)
     size = HEADER_BYTES - 4 + len(name) + len(payload)
-    return HEADER.pack(size, kind, Status.OK, len(name), request_id) + name + payload
+    return HEADER.pack(size, kind, ResponseStatus.OK, len(name), request_id) + name + payload
 
 
-def reply_head(kind: Kind, request_id: int, payload_bytes: int) -> bytes:
+def reply_head(kind: RequestKind, request_id: int, payload_bytes: int) -> bytes:
     """Encode the head of a successful reply; its payload follows."""
-    return HEADER.pack(HEADER_BYTES - 4 + payload_bytes, kind, Status.OK, 0, request_id)
+    return HEADER.pack(HEADER_BYTES - 4 + payload_bytes, kind, ResponseStatus.OK, 0, request_id)
 
 
-def reply(kind: Kind, request_id: int, payload: bytes = b"") -> bytes:
+def reply(kind: RequestKind, request_id: int, payload: bytes = b"") -> bytes:
     """Encode a successful reply."""
     return reply_head(kind, request_id, len(payload)) + payload
 
 
-def refusal(kind: Kind, request_id: int, status: Status, reason: str) -> bytes:
+def refusal(kind: RequestKind, request_id: int, status: ResponseStatus, reason: str) -> bytes:
     """Encode a reply with an error."""
     text = reason.encode()[:NAME_BYTES_MAX]
     return HEADER.pack(HEADER_BYTES - 4 + len(text), kind, status, 0, request_id) + text
@@ -183,7 +183,7 @@ def send_head(request_id: int, topic: str, *, table: bytes, data_bytes: int) -> 
     """Encode everything before the data of a send; `table` has the end of each message, as u32."""
     name = encode_name(topic)
     size = HEADER_BYTES - 4 + len(name) + 4 + len(table) + data_bytes
-    head = HEADER.pack(size, Kind.SEND, Status.OK, len(name), request_id)
+    head = HEADER.pack(size, RequestKind.SEND, ResponseStatus.OK, len(name), request_id)
     return b"".join((head, name, _U32.pack(len(table) // 4), table))
 
 
@@ -285,10 +285,10 @@ def decode_fetch(payload: memoryview) -> Fetch:
     bytes_max, wait_ms, count = reader.take(_FETCH)
     if count > PLACES_MAX:
         raise ProtocolError(f"too many topics in one fetch: topics={count} max={PLACES_MAX}")
-    places: list[Place] = []
+    places: list[FetchPlace] = []
     for _ in range(count):
         offset, name_size = reader.take(_PLACE)
-        places.append(Place(topic=reader.name(name_size), offset=offset))
+        places.append(FetchPlace(topic=reader.name(name_size), offset=offset))
     reader.finish()
     return Fetch(places=tuple(places), bytes_max=bytes_max, wait_ms=wait_ms)
 
@@ -353,39 +353,41 @@ def _unpack(form: struct.Struct, payload: memoryview) -> tuple[int, ...]:
     return fields
 
 
-_STATUS_OF: Final[tuple[tuple[type[SiltstoneError], Status], ...]] = (
-    (ProtocolError, Status.MALFORMED),
-    (ExistsError, Status.EXISTS),
-    (ClosedError, Status.UNAVAILABLE),
-    (NotFoundError, Status.NOT_FOUND),
-    (UsageError, Status.INVALID),
-    (OverloadedError, Status.OVERLOADED),
-    (RetryError, Status.FULL),
-    (OutcomeUnknownError, Status.UNKNOWN),
+_STATUS_OF: Final[tuple[tuple[type[SiltstoneError], ResponseStatus], ...]] = (
+    (ProtocolError, ResponseStatus.MALFORMED),
+    (ExistsError, ResponseStatus.EXISTS),
+    (ClosedError, ResponseStatus.UNAVAILABLE),
+    (NotFoundError, ResponseStatus.NOT_FOUND),
+    (UsageError, ResponseStatus.INVALID),
+    (OverloadedError, ResponseStatus.OVERLOADED),
+    (RetryError, ResponseStatus.FULL),
+    (OutcomeUnknownError, ResponseStatus.UNKNOWN),
 )
 
 
-def status_of(error: Exception) -> Status:
+def status_of(error: Exception) -> ResponseStatus:
     """Return the status for an error."""
-    return next((s for kind, s in _STATUS_OF if isinstance(error, kind)), Status.UNAVAILABLE)
+    return next(
+        (s for kind, s in _STATUS_OF if isinstance(error, kind)), ResponseStatus.UNAVAILABLE
+    )
 
 
-def error_of(status: Status, reason: str) -> SiltstoneError:
+def error_of(status: ResponseStatus, reason: str) -> SiltstoneError:
     """Return the error for a status, for the client to raise."""
     match status:
-        case Status.MALFORMED | Status.OK:
+        case ResponseStatus.MALFORMED | ResponseStatus.OK:
             return ProtocolError(reason)
-        case Status.EXISTS:
+        case ResponseStatus.EXISTS:
             return ExistsError(reason)
-        case Status.NOT_FOUND:
+        case ResponseStatus.NOT_FOUND:
             return NotFoundError(reason)
-        case Status.INVALID:
+        case ResponseStatus.INVALID:
             return UsageError(reason)
-        case Status.OVERLOADED:
+        case ResponseStatus.OVERLOADED:
             return OverloadedError(reason)
-        case Status.FULL:
+        case ResponseStatus.FULL:
             return RetryError(reason)
-        case Status.UNKNOWN:
+        case ResponseStatus.UNKNOWN:
             return OutcomeUnknownError(reason)
-        case Status.UNAVAILABLE:
+        case ResponseStatus.UNAVAILABLE:
             return PoisonedError(reason)

@@ -22,7 +22,7 @@ _DRAIN_STEP: Final = 0.005
 _OPENERS: Final = 4
 
 
-class LoopShell:
+class HubLoopShell:
     """The hub's access to the event loop and to threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -84,7 +84,7 @@ class TopicLogServer:
         publisher: Publisher | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._shell = LoopShell(self._loop)
+        self._shell = HubLoopShell(self._loop)
         self._hub = Hub(logs, self._shell, limits or HubLimits(), publisher)
         self._body_timeout = body_timeout
         self._idle_timeout = idle_timeout

@@ -10,7 +10,7 @@ import pytest
 
 from siltstone.bridge.bridge import Bridge, Here, publisher_of
 from siltstone.bridge.entries import decode_entry
-from siltstone.bridge.outbound import Pace
+from siltstone.bridge.outbound import WaitingBytes
 from siltstone.bridge.settings import LinkSettings, LinkTopic
 from siltstone.client.settings import ClientSettings
 from siltstone.client.target import TcpTarget
@@ -48,7 +48,7 @@ class Bench:
         return Bridge(
             SETTINGS,
             spool_on(self.faults),
-            Here(publish=self._publish, pace=Pace(lambda _: None, lambda _: None)),
+            Here(publish=self._publish, pace=WaitingBytes(lambda _: None, lambda _: None)),
             fs=self.faults,
             clock=SystemClock(),
             dead_letters=DEAD,

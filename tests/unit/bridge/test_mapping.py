@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.bridge.mapping import Route, inward, outward, subscriptions
+from siltstone.bridge.mapping import MappedTopic, inward, outward, subscriptions
 from siltstone.bridge.settings import LinkTopic
 from siltstone.errors import InvalidTopicError
 from siltstone.mqtt.packets import Subscription
@@ -19,9 +19,9 @@ TOPICS = (
 @pytest.mark.parametrize(
     ("topic", "route"),
     [
-        (b"plant/temp/1", Route(b"site/7/temp/1", 2)),
-        (b"plant/temp", Route(b"site/7/temp", 2)),
-        (b"plant/other", Route(b"other", 1)),
+        (b"plant/temp/1", MappedTopic(b"site/7/temp/1", 2)),
+        (b"plant/temp", MappedTopic(b"site/7/temp", 2)),
+        (b"plant/other", MappedTopic(b"other", 1)),
         (b"temp/1", None),
         (b"cmd/x", None),
         (b"plant", None),
@@ -29,7 +29,7 @@ TOPICS = (
     ],
 )
 def test_out_the_first_topic_that_matches_gives_the_name_there(
-    topic: bytes, route: Route | None
+    topic: bytes, route: MappedTopic | None
 ) -> None:
     routes = outward(TOPICS)
     assert (routes.find(topic), routes.find(topic)) == (route, route)
@@ -38,22 +38,22 @@ def test_out_the_first_topic_that_matches_gives_the_name_there(
 @pytest.mark.parametrize(
     ("topic", "route"),
     [
-        (b"site/7/temp/1", Route(b"plant/site/7/temp/1", 1)),
-        (b"orders/cmd/x", Route(b"plant/orders/cmd/x", 1)),
+        (b"site/7/temp/1", MappedTopic(b"plant/site/7/temp/1", 1)),
+        (b"orders/cmd/x", MappedTopic(b"plant/orders/cmd/x", 1)),
         (b"$SYS/x", None),
     ],
 )
-def test_in_the_prefixes_change_places(topic: bytes, route: Route | None) -> None:
+def test_in_the_prefixes_change_places(topic: bytes, route: MappedTopic | None) -> None:
     assert inward(TOPICS).find(topic) == route
 
 
 def test_in_a_remote_prefix_is_taken_off() -> None:
-    assert inward(TOPICS[2:]).find(b"orders/cmd/x") == Route(b"cmd/x", 1)
+    assert inward(TOPICS[2:]).find(b"orders/cmd/x") == MappedTopic(b"cmd/x", 1)
 
 
 def test_a_name_too_long_for_mqtt_goes_nowhere() -> None:
     routes = outward((LinkTopic(pattern="#", remote_prefix="x/"),))
-    assert routes.find(b"y" * 65_533) == Route(b"x/" + b"y" * 65_533, 1)
+    assert routes.find(b"y" * 65_533) == MappedTopic(b"x/" + b"y" * 65_533, 1)
     assert routes.find(b"y" * 65_534) is None
 
 
@@ -61,7 +61,7 @@ def test_what_is_remembered_has_an_end() -> None:
     routes = outward((LinkTopic(pattern="#"),))
     for number in range(10_001):
         routes.find(b"%d" % number)
-    assert routes.find(b"7") == Route(b"7", 1)
+    assert routes.find(b"7") == MappedTopic(b"7", 1)
 
 
 def test_a_filter_that_is_none_is_refused() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from siltstone.bridge.entries import decode_entry
 from siltstone.bridge.mapping import outward
-from siltstone.bridge.outbound import Act, Outbound, Pace
+from siltstone.bridge.outbound import Act, Outbound, WaitingBytes
 from siltstone.bridge.settings import LinkTopic, WhenFull
 from siltstone.errors import OutcomeUnknownError, OverloadedError, SiltstoneError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
@@ -39,7 +39,7 @@ class Desk:
             when_full=when_full,
             in_thread=lambda work, then: self.work.append((work, then)),
             now_us=lambda: 42,
-            pace=Pace(self._hold, lambda size: self._hold(-size)),
+            pace=WaitingBytes(self._hold, lambda size: self._hold(-size)),
             added=self.added.extend,
         )
 
@@ -175,7 +175,7 @@ def test_the_size_is_that_of_the_messages_and_the_same_after_a_restart() -> None
         when_full="drop",
         in_thread=lambda work, then: None,
         now_us=lambda: 0,
-        pace=Pace(lambda _: None, lambda _: None),
+        pace=WaitingBytes(lambda _: None, lambda _: None),
         added=lambda _: None,
     )
     assert again.size_bytes == size

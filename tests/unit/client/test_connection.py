@@ -5,9 +5,9 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from siltstone.client.connection import Connection
+from siltstone.client.connection import BrokerConnection
 from siltstone.client.outgoing import Publication
-from siltstone.client.protocol import ClientProtocol, State
+from siltstone.client.protocol import ClientProtocol, ClientState
 from siltstone.client.session import ClientSession
 from siltstone.client.settings import ClientSettings
 from siltstone.clock import ManualClock
@@ -52,7 +52,7 @@ class Bench:
         self.delivered: list[bytes] = []
         self.pumped = 0
         self._error = error
-        self.connection = Connection(
+        self.connection = BrokerConnection(
             self.protocol, self.clock, deliver=self._deliver, pumped=self._pumped
         )
         self.transport = FakeTransport(self.connection, room=room, half_closes=half_closes)
@@ -119,7 +119,7 @@ async def test_what_the_receiver_raises_ends_the_connection_and_is_passed_on() -
     bench.receive(Publish(topic=b"t", payload=b"x", qos=1, packet_id=7))
     # No acknowledgement: the message was not taken.
     assert bench.transport.take() == encoded(Disconnect())
-    assert (await bench.ended(), bench.protocol.state) == (broken, State.OVER)
+    assert (await bench.ended(), bench.protocol.state) == (broken, ClientState.OVER)
 
 
 @in_loop

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from siltstone.client.outgoing import Publication
-from siltstone.client.protocol import ClientProtocol, State
+from siltstone.client.protocol import ClientProtocol, ClientState
 from siltstone.client.refusal import RefusedError
 from siltstone.client.session import NO_SUBSCRIPTIONS, ClientSession, WantedSubscriptions
 from siltstone.client.settings import ClientSettings
@@ -90,7 +90,10 @@ def test_connect_comes_first_and_nothing_before_its_answer(version: Version) -> 
     client = Client(version=version, subscriptions=WantedSubscriptions(subscriptions=SUBSCRIPTIONS))
     client.session.outgoing.add(Publication(topic=b"t"), [b"x"])
     connect = client.settings.connect("c", returning=False)
-    assert (client.sent(), client.protocol.state) == (client.encoded(connect), State.CONNECTING)
+    assert (client.sent(), client.protocol.state) == (
+        client.encoded(connect),
+        ClientState.CONNECTING,
+    )
     client.receive(ConnAck())
     assert client.sent() == client.encoded(
         Subscribe(packet_id=1, subscriptions=SUBSCRIPTIONS), Publish(topic=b"t", payload=b"x")
@@ -121,7 +124,7 @@ def test_a_refused_connection_tells_why(version: Version, reason: Reason, words:
         f"the server refused the connection: {words}",
         reason,
     )
-    assert (client.protocol.state, client.session.met) == (State.OVER, False)
+    assert (client.protocol.state, client.session.met) == (ClientState.OVER, False)
     assert client.protocol.fail(raised.value) == b""
 
 
@@ -185,7 +188,7 @@ def test_a_receiver_that_leaves_gets_nothing_more_and_acknowledges_what_it_took(
     assert [batch.values for batch in batches] == [[b"1", b"2"]]
     client.session.outgoing.add(Publication(topic=b"t"), [b"unsent"])
     assert client.sent() == client.encoded(PubAck(packet_id=1), Disconnect())
-    assert client.protocol.state is State.OVER
+    assert client.protocol.state is ClientState.OVER
     assert list(client.protocol.receive(data, client.now)) == []
 
 
@@ -217,7 +220,10 @@ def test_a_refused_message_ends_the_session_when_the_rest_is_answered(qos: int) 
     kind = PubAck if qos == 1 else PubRec
     client.receive(kind(packet_id=1, reason=Reason.QUOTA_EXCEEDED))
     assert client.session.outgoing.refusal is Reason.QUOTA_EXCEEDED
-    assert (client.sent(), client.protocol.state) == (client.encoded(Disconnect()), State.OVER)
+    assert (client.sent(), client.protocol.state) == (
+        client.encoded(Disconnect()),
+        ClientState.OVER,
+    )
 
 
 def test_it_says_goodbye_when_everything_is_acknowledged() -> None:
@@ -225,17 +231,17 @@ def test_it_says_goodbye_when_everything_is_acknowledged() -> None:
     client.session.outgoing.add(Publication(topic=b"t", qos=1), [b"1"])
     client.session.finish()
     client.sent()
-    assert client.protocol.state is State.CONNECTED
+    assert client.protocol.state is ClientState.CONNECTED
     client.receive(PubAck(packet_id=1))
     farewell = Disconnect(properties=Properties(session_expiry_interval=0))
-    assert (client.sent(), client.protocol.state) == (client.encoded(farewell), State.OVER)
+    assert (client.sent(), client.protocol.state) == (client.encoded(farewell), ClientState.OVER)
 
 
 def test_leaving_before_the_server_has_answered_says_nothing() -> None:
     client = Client()
     client.sent()
     client.session.leave()
-    assert (client.sent(), client.protocol.state) == (b"", State.OVER)
+    assert (client.sent(), client.protocol.state) == (b"", ClientState.OVER)
 
 
 @pytest.mark.parametrize("version", [V3, V5])
@@ -282,7 +288,7 @@ def test_a_server_that_ends_the_connection_tells_why() -> None:
     client = Client().connected()
     with pytest.raises(RefusedError, match=r"ended the connection: server shutting down \(0x8b"):
         client.receive(Disconnect(reason=Reason.SERVER_SHUTTING_DOWN))
-    assert client.protocol.state is State.OVER
+    assert client.protocol.state is ClientState.OVER
 
 
 def test_bytes_that_are_no_packet_are_answered_with_the_reason() -> None:
@@ -291,7 +297,7 @@ def test_bytes_that_are_no_packet_are_answered_with_the_reason() -> None:
         list(client.protocol.receive(b"\x36\x00", client.now))
     farewell = Disconnect(reason=Reason.MALFORMED_PACKET)
     assert client.protocol.fail(raised.value) == client.encoded(farewell)
-    assert client.protocol.state is State.OVER
+    assert client.protocol.state is ClientState.OVER
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 
 from siltstone.cluster.certificates import TlsFiles
 from siltstone.cluster.nats_process import check_syncs, configuration
-from siltstone.cluster.settings import Address, ClusterSettings
+from siltstone.cluster.settings import Address, SiteSettings
 from siltstone.errors import SiltstoneError, UsageError
 
 SEEDS = tuple(Address("127.0.0.1", port) for port in (7400, 7401, 7402))
-SETTINGS = ClusterSettings(
+SETTINGS = SiteSettings(
     name="plant",
     site="a",
     seeds=SEEDS,
@@ -57,7 +57,7 @@ def test_clients_and_routes_need_a_certificate() -> None:
 
 
 def test_a_single_site_has_no_routes() -> None:
-    alone = ClusterSettings(
+    alone = SiteSettings(
         name="plant",
         site="a",
         seeds=SEEDS[:1],

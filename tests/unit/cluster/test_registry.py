@@ -10,8 +10,8 @@ from siltstone.cluster.registry import (
 from siltstone.cluster.shared_log import StreamName
 from siltstone.store.shard.replicated.port import Founding
 from siltstone.store.slab.settings import DatabaseSettings
-from siltstone.store.writer.replication.messages import Identity
-from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.messages import LogIdentity
+from siltstone.store.writer.replication.sites.membership import ShardSites
 from siltstone.store.writer.replication.sites.planning import Site, SiteRole
 
 KNOWN = Registered(
@@ -34,13 +34,13 @@ def test_an_entry_says_whether_its_streams_exist() -> None:
 
 
 def test_the_stream_of_a_shard_is_named_after_the_identity() -> None:
-    name = StreamName.of(Identity(database=b"\x01" * 16, shard=5, epoch=1))
+    name = StreamName.of(LogIdentity(database=b"\x01" * 16, shard=5, epoch=1))
     assert name.stream == f"silt_{'01' * 16}_5_e1"
     assert name.subject == f"silt.log.{name.stream}"
 
 
 def test_a_placement_is_read_as_it_was_written_also_one_of_an_earlier_version() -> None:
-    placement = Placement(
+    placement = ShardSites(
         replicas=frozenset("abc"),
         insync=frozenset("ab"),
         trim=7,
@@ -49,7 +49,7 @@ def test_a_placement_is_read_as_it_was_written_also_one_of_an_earlier_version() 
     )
     assert decode_placement(encode_placement(placement)) == placement
     earlier = b'{"replicas": ["a", "b"], "insync": ["a", "b"], "trim": 3}'
-    assert decode_placement(earlier) == Placement(
+    assert decode_placement(earlier) == ShardSites(
         replicas=frozenset("ab"), insync=frozenset("ab"), trim=3
     )
 

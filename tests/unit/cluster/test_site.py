@@ -9,7 +9,7 @@ import pytest
 
 from siltstone.clock import ManualClock
 from siltstone.cluster.nats_process import NatsProcess, Ports
-from siltstone.cluster.settings import Address, ClusterSettings
+from siltstone.cluster.settings import Address, SiteSettings
 from siltstone.cluster.site import ClusterSite
 from siltstone.errors import SiltstoneError
 from siltstone.fs.posix import PosixFileSystem
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(30)
 
 
 def make_site(directory: PurePath) -> ClusterSite:
-    settings = ClusterSettings(
+    settings = SiteSettings(
         name="plant",
         site="a",
         seeds=(Address("127.0.0.1", 7400),),

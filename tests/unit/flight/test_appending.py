@@ -7,7 +7,7 @@ from siltstone.errors import UsageError
 from siltstone.flight.access import AnyUser
 from siltstone.flight.appending import StagedCommits, append_rows
 from siltstone.scan.ingest.columns import Given, rows_of
-from siltstone.scan.ingest.staging import Committed, Staging, WriteBatch
+from siltstone.scan.ingest.staging import Staging, StagingResult, WriteBatch
 from siltstone.store.log.write.partition import Columns, shard_of
 from tests.support.builders import NAME, PATH, World, read_rows
 from tests.support.visitors import Limited
@@ -79,5 +79,5 @@ def test_staged_rows_are_committed_once() -> None:
             for _ in range(2)
         ]
         assert [row.topic for row in read_rows(database)] == ["a", "b"]
-    assert done == [Committed(rows=2, repeated=False), Committed(rows=0, repeated=True)]
+    assert done == [StagingResult(rows=2, repeated=False), StagingResult(rows=0, repeated=True)]
     assert heard.rows == [(NAME, [b"a", b"b"])]

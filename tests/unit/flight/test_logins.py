@@ -5,7 +5,7 @@ from base64 import b64encode
 import pytest
 
 from siltstone.flight.access import Caller
-from siltstone.flight.logins import Login, parse_caller
+from siltstone.flight.logins import CallLogin, parse_caller
 
 ALICE = b64encode("alice:a:b€".encode()).decode()
 
@@ -32,5 +32,5 @@ def test_a_header_shows_a_login_or_nobody_can_say(header: str, caller: Caller | 
 
 
 def test_a_handshake_is_answered_by_its_token_and_other_calls_by_none() -> None:
-    assert Login("x", "abc").sending_headers() == {"authorization": "Bearer abc"}
-    assert Login("x").sending_headers() == {}
+    assert CallLogin("x", "abc").sending_headers() == {"authorization": "Bearer abc"}
+    assert CallLogin("x").sending_headers() == {}

@@ -24,7 +24,7 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.fs import posix
-from siltstone.fs.api import Entry, EntryKind
+from siltstone.fs.api import DirectoryEntry, EntryKind
 from siltstone.fs.posix import PosixFileSystem
 
 FS = PosixFileSystem()
@@ -325,8 +325,8 @@ def test_list_does_not_follow_links_and_shows_odd_entries(tmp_path: Path) -> Non
     (tmp_path / "link").symlink_to(tmp_path)
     os.mkfifo(tmp_path / "fifo")
     assert FS.list(tmp_path) == [
-        Entry(name="fifo", kind=EntryKind.OTHER, size_bytes=0, allocated_bytes=0),
-        Entry(name="link", kind=EntryKind.OTHER, size_bytes=0, allocated_bytes=0),
+        DirectoryEntry(name="fifo", kind=EntryKind.OTHER, size_bytes=0, allocated_bytes=0),
+        DirectoryEntry(name="link", kind=EntryKind.OTHER, size_bytes=0, allocated_bytes=0),
     ]
 
 

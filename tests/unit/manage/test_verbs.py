@@ -10,7 +10,7 @@ from siltstone.errors import NotFoundError, UsageError
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.manage.databases import ConfigureDatabase, CreateDatabase, NameDatabase
 from siltstone.manage.sessions import NameSession
-from siltstone.manage.verb import Host, Role, parse
+from siltstone.manage.verb import Host, RequiredRight, parse
 from siltstone.manage.verbs import VERBS, run_verb
 from siltstone.store.directory import Store
 from siltstone.store.slab.settings import DatabaseSettings
@@ -31,7 +31,7 @@ def test_every_verb_runs_somewhere() -> None:
 
 
 def test_verbs_that_only_look_have_the_least_role() -> None:
-    readers = {verb.name for verb in VERBS.values() if verb.role is Role.READ}
+    readers = {verb.name for verb in VERBS.values() if verb.role is RequiredRight.READ}
     assert {"groups", "count-retained", "clock-status"} <= readers
     assert not {"db-drop", "db-create", "seal"} & readers
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from siltstone.errors import MalformedPacketError, PeerError, ProtocolError
-from siltstone.mqtt.connection import Connection, Event, State
+from siltstone.mqtt.connection import Event, ServerConnection, State
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import (
     Auth,
@@ -39,15 +39,15 @@ ALIAS_MAX = 2
 FILTER = TopicFilter.parse("a/#")
 
 
-def connecting() -> Connection:
-    return Connection(CONNECT_SIZE_MAX, LEVELS_MAX)
+def connecting() -> ServerConnection:
+    return ServerConnection(CONNECT_SIZE_MAX, LEVELS_MAX)
 
 
 def connect(version: Version) -> Connect:
     return Connect(version=version, client_id="c")
 
 
-def connected(version: Version) -> Connection:
+def connected(version: Version) -> ServerConnection:
     """Return a connection whose CONNECT was accepted."""
     connection = connecting()
     assert list(connection.feed(encode(version, connect(version)))) == [connect(version)]
@@ -212,7 +212,7 @@ class TestLimits:
         self, version: Version, cut: int
     ) -> None:
         data = encode(version, Connect(version=version, client_id="c", username="u" * 60_000))
-        connection = Connection(50_000, 200)
+        connection = ServerConnection(50_000, 200)
         events = [*connection.feed(data[:cut]), *connection.feed(data[cut:1000])]
         _, _, reason = refusal(events)
         assert (connection.version, reason) == (version, Reason.PACKET_TOO_LARGE)

@@ -13,7 +13,7 @@ from siltstone.mqtt.properties import (
     encode_properties,
 )
 from siltstone.mqtt.reason import Reason
-from siltstone.mqtt.wire import Bounds, PacketType, Reader, Writer
+from siltstone.mqtt.wire import Bounds, PacketReader, PacketType, Writer
 
 # Table 2-4 of MQTT 5: identifier -> type of the value, and the packets that may have it.
 TABLE = {
@@ -54,7 +54,7 @@ TABLE = {
 
 
 def decoded(packet_type: PacketType, text: str) -> Properties:
-    reader = Reader(bytes.fromhex(text))
+    reader = PacketReader(bytes.fromhex(text))
     properties = decode_properties(reader, packet_type)
     reader.finish()
     return properties
@@ -108,12 +108,12 @@ def test_the_limit_of_user_properties_is_not_for_subscription_identifiers() -> N
     )
     writer = Writer()
     encode_properties(writer, properties, PacketType.PUBLISH)
-    reader = Reader(bytes(writer.data), bounds)
+    reader = PacketReader(bytes(writer.data), bounds)
     assert decode_properties(reader, PacketType.PUBLISH) == properties
     writer = Writer()
     encode_properties(writer, Properties(user_properties=(("a", "1"),) * 3), PacketType.PUBLISH)
     with pytest.raises(ProtocolError, match="too many user properties: max=2") as caught:
-        decode_properties(Reader(bytes(writer.data), bounds), PacketType.PUBLISH)
+        decode_properties(PacketReader(bytes(writer.data), bounds), PacketType.PUBLISH)
     assert caught.value.reason is Reason.QUOTA_EXCEEDED
 
 

@@ -28,7 +28,7 @@ from siltstone.mqtt.publish import (
     write_publish,
 )
 from siltstone.mqtt.reason import Reason
-from siltstone.mqtt.wire import PacketType, Reader, Version, Writer, encode_variable
+from siltstone.mqtt.wire import PacketReader, PacketType, Version, Writer, encode_variable
 from tests.support.packets import V3, V5, decode_whole
 
 BOTH = pytest.mark.parametrize("version", [V3, V5])
@@ -242,7 +242,7 @@ class TestWithExpiry:
     def encoded(self, properties: Properties) -> bytes:
         writer = Writer()
         encode_properties(writer, properties, PacketType.PUBLISH)
-        reader = Reader(bytes(writer.data))
+        reader = PacketReader(bytes(writer.data))
         return reader.take(reader.variable())
 
     def test_the_interval_is_replaced_wherever_it_stands(self) -> None:
@@ -255,7 +255,7 @@ class TestWithExpiry:
         changed = with_expiry(last, 1)
         assert changed == last[:-1] + b"\1"
         body = encode_variable(len(changed)) + changed
-        found = decode_properties(Reader(body), PacketType.PUBLISH)
+        found = decode_properties(PacketReader(body), PacketType.PUBLISH)
         assert found == replace(self.FULL, message_expiry_interval=1)
 
     def test_properties_without_it_stay_as_they_are(self) -> None:
@@ -355,7 +355,7 @@ class TestStoredProperties:
 
 def _prefixes(properties: bytes) -> Iterator[bytes]:
     """Yield the runs of whole properties at the front."""
-    reader = Reader(properties)
+    reader = PacketReader(properties)
     sizes = {0x01: 1, 0x02: 4}
     while reader.remaining:
         identifier = reader.byte()

@@ -5,7 +5,7 @@ import pytest
 from siltstone.errors import MalformedPacketError, UsageError
 from siltstone.mqtt.wire import (
     VARIABLE_MAX,
-    Reader,
+    PacketReader,
     Writer,
     check_string,
     decode_string,
@@ -28,19 +28,19 @@ VARIABLE = [
 @pytest.mark.parametrize(("value", "text"), VARIABLE)
 def test_variable_byte_integers_are_those_of_table_1_1(value: int, text: str) -> None:
     data = bytes.fromhex(text)
-    reader = Reader(data)
+    reader = PacketReader(data)
     assert (encode_variable(value), reader.variable(), reader.remaining) == (data, value, 0)
 
 
 @pytest.mark.parametrize("text", ["80 00", "ff 80 00", "80 80 80 00"])
 def test_mqtt_1_5_5_1_a_longer_encoding_than_needed_is_malformed(text: str) -> None:
     with pytest.raises(MalformedPacketError, match="more bytes than it needs"):
-        Reader(bytes.fromhex(text)).variable()
+        PacketReader(bytes.fromhex(text)).variable()
 
 
 def test_a_variable_byte_integer_of_five_bytes_is_malformed() -> None:
     with pytest.raises(MalformedPacketError, match="does not end: offset=4") as caught:
-        Reader(b"\x80\x80\x80\x80\x01").variable()
+        PacketReader(b"\x80\x80\x80\x80\x01").variable()
     assert caught.value.reason == 0x81
 
 
@@ -56,7 +56,7 @@ def test_integers_are_big_endian() -> None:
     writer.two(0x0203)
     writer.four(0x04050607)
     assert writer.data == b"\x01\x02\x03\x04\x05\x06\x07"
-    reader = Reader(bytes(writer.data))
+    reader = PacketReader(bytes(writer.data))
     assert (reader.byte(), reader.two(), reader.four()) == (0x01, 0x0203, 0x04050607)
     reader.finish()
 
@@ -72,7 +72,7 @@ def test_a_string_is_its_length_and_its_utf_8() -> None:
     data = bytes.fromhex("0005 41 f0aa9b94")
     writer = Writer()
     writer.string("A\U0002a6d4")
-    assert (bytes(writer.data), Reader(data).string()) == (data, "A\U0002a6d4")
+    assert (bytes(writer.data), PacketReader(data).string()) == (data, "A\U0002a6d4")
 
 
 @pytest.mark.parametrize("data", [b"\xed\xa0\x80", b"\xff", b"a\xc0\x80", b"\xe2\x82"])
@@ -101,30 +101,37 @@ def test_a_string_that_mqtt_cannot_hold_is_not_written(text: str) -> None:
 def test_the_longest_string_has_65_535_bytes() -> None:
     writer = Writer()
     writer.string("x" * 65_535)
-    assert Reader(bytes(writer.data)).string() == "x" * 65_535
+    assert PacketReader(bytes(writer.data)).string() == "x" * 65_535
 
 
 @pytest.mark.parametrize(
     "read",
-    [Reader.byte, Reader.two, Reader.four, Reader.variable, Reader.string, Reader.binary],
+    [
+        PacketReader.byte,
+        PacketReader.two,
+        PacketReader.four,
+        PacketReader.variable,
+        PacketReader.string,
+        PacketReader.binary,
+    ],
 )
 def test_a_read_past_the_end_is_malformed(read: object) -> None:
     assert callable(read)
     with pytest.raises(MalformedPacketError, match=r"cut short: offset=0 needed=\d available=0"):
-        read(Reader(b""))
+        read(PacketReader(b""))
     with pytest.raises(MalformedPacketError, match="cut short: offset=2 needed=3 available=2"):
-        Reader(b"\0\3ab").binary()
+        PacketReader(b"\0\3ab").binary()
 
 
 def test_bytes_that_nothing_reads_are_malformed() -> None:
-    reader = Reader(b"ab")
+    reader = PacketReader(b"ab")
     reader.byte()
     with pytest.raises(MalformedPacketError, match="offset=1 size=2"):
         reader.finish()
 
 
 def test_a_part_ends_where_it_was_cut() -> None:
-    reader = Reader(b"abcd")
+    reader = PacketReader(b"abcd")
     part = reader.part(2)
     assert (part.rest(), reader.rest()) == (b"ab", b"cd")
     with pytest.raises(MalformedPacketError):

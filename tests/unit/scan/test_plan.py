@@ -10,7 +10,7 @@ from siltstone.scan.plan import (
     PARTITION_BYTES_MIN,
     PARTITIONS_WANTED,
     Admitted,
-    Limits,
+    PartitionLimits,
     QueryBacklog,
     SlabFrames,
     admit,
@@ -56,7 +56,7 @@ def slab_frames(
 def packed(
     *slabs: SlabFrames, bytes_max: int = 64 * MIB, rows_max: int | None = None
 ) -> list[Portion]:
-    return pack(slabs, Limits(bytes_max=bytes_max, rows_max=rows_max), "/d").partitions
+    return pack(slabs, PartitionLimits(bytes_max=bytes_max, rows_max=rows_max), "/d").partitions
 
 
 def serials_of(partition: Portion) -> list[tuple[int, int]]:
@@ -180,7 +180,7 @@ def test_every_row_is_in_one_partition_and_none_has_too_many(
 
 
 def test_a_plan_says_how_many_frames_and_bytes_it_covers() -> None:
-    done = pack([slab_frames(frames((10, 500), (20, 700)))], Limits(bytes_max=MIB), "/d")
+    done = pack([slab_frames(frames((10, 500), (20, 700)))], PartitionLimits(bytes_max=MIB), "/d")
     assert (done.frames, done.size_bytes) == (2, 1200)
 
 

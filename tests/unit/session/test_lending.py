@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from siltstone.rows.batch import DUP
-from siltstone.session.durable.progress import Progress
+from siltstone.session.durable.progress import SessionProgress
 from siltstone.session.lending import (
     LEAST_LOADED,
     RANDOM,
@@ -23,7 +23,7 @@ SECOND = 1_000_000
 
 
 def lending_of(strategy: str, *members: Member) -> Lending:
-    lending = Lending(strategy, Progress())
+    lending = Lending(strategy, SessionProgress())
     for member in members:
         lending.join(member, 0.0)
     return lending

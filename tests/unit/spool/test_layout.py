@@ -7,7 +7,7 @@ import pytest
 from siltstone.errors import ExistsError, NotFoundError, UsageError
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.fs.publish import replace_file
-from siltstone.spool.layout import SpoolPaths, read_mark, write_mark
+from siltstone.spool.layout import SpoolPaths, read_next_id, write_next_id
 
 ROOT = PurePath("/s")
 
@@ -22,7 +22,7 @@ def test_a_new_spool_has_its_directories_and_begins_at_zero() -> None:
     fs, layout = laid_out()
     assert [found.name for found in fs.list(ROOT)] == ["kept", "next", "q", "spool", "tmp"]
     layout.check(fs)
-    assert read_mark(fs, layout) == 0
+    assert read_next_id(fs, layout) == 0
 
 
 def test_the_sentinel_is_the_last_name_of_all() -> None:
@@ -68,10 +68,10 @@ def test_a_damaged_mark_lets_ids_begin_far_above_all_there_are(text: bytes) -> N
     for name in ("7-x", "12", "99x"):
         fs.create(layout.entries / name).close()
     fs.make_directory(layout.entries / "500")
-    replace_file(fs, layout.mark, text)
-    assert read_mark(fs, layout) == 13 + (1 << 32)
-    write_mark(fs, layout.mark, 50)
-    assert read_mark(fs, layout) == 50
+    replace_file(fs, layout.next_id, text)
+    assert read_next_id(fs, layout) == 13 + (1 << 32)
+    write_next_id(fs, layout.next_id, 50)
+    assert read_next_id(fs, layout) == 50
 
 
 def test_the_sweep_takes_temporaries_and_nothing_else() -> None:

@@ -8,7 +8,7 @@ from siltstone.errors import CorruptionError
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.spool.contents import EntryStream, unpacked
 from siltstone.spool.drafts import write_draft
-from siltstone.spool.packs import Pack, Part, find_part
+from siltstone.spool.packs import EntryPlace, Pack, find_part
 
 PATH = PurePath("/0.tmp")
 DATA = {"7": b"first", "8-m": b"", "9": b"third" * 100}
@@ -57,7 +57,7 @@ def test_an_entry_that_leaves_its_pack_is_as_if_it_had_been_stored_alone() -> No
     alone = MemoryFileSystem()
     write_draft(alone, PATH, DATA["9"]).sync()
     with fs.open(PurePath("/9"), writable=False) as file:
-        assert find_part(file) == Part(5, 500, find_part(file).checksum)  # type: ignore[union-attr]
+        assert find_part(file) == EntryPlace(5, 500, find_part(file).checksum)  # type: ignore[union-attr]
         assert unpacked(file) == alone.read(PATH)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from siltstone.errors import InvalidTopicError, UsageError
 from siltstone.topic.edges import END, LITERAL, PLUS, ROOT_ID, SPECIAL_ROOT_ID, edge_id
-from siltstone.topic.structure import NEVER, Node, Structure
+from siltstone.topic.structure import NEVER, Structure, TrieNode
 from tests.support.learned import topic_of
 
 
@@ -193,7 +193,7 @@ class TestIds:
         for structure in structures:
             # No two words with one 64-bit hash are known, so the ids are taken by hand.
             nodes, streams = structure._nodes, structure._streams  # noqa: SLF001
-            nodes[A_ID] = Node(A_ID, structure.root, b"taken")
+            nodes[A_ID] = TrieNode(A_ID, structure.root, b"taken")
             streams[edge_id(moved, END, b"")] = structure.learn(b"taken").stream
             structure.take_pending()
         leader, follower = structures

@@ -16,8 +16,8 @@ from siltstone.errors import (
 )
 from siltstone.topiclog.aio import AsyncTopicLogClient
 from siltstone.topiclog.protocol import (
-    Kind,
-    Status,
+    RequestKind,
+    ResponseStatus,
     decode_head,
     encode_bounds,
     encode_hello,
@@ -31,9 +31,9 @@ from siltstone.topiclog.protocol import (
 class Scripted:
     """A transport whose server answers by a table, in the order that it is told."""
 
-    def __init__(self, answers: dict[Kind, Callable[[int], bytes]]) -> None:
+    def __init__(self, answers: dict[RequestKind, Callable[[int], bytes]]) -> None:
         self.answers = answers
-        self.asked: list[Kind] = []
+        self.asked: list[RequestKind] = []
         self.held: list[bytes] = []
         self.hold = False
         self.is_aborted = False
@@ -70,15 +70,19 @@ class Scripted:
         self.close()
 
 
-ANSWERS: dict[Kind, Callable[[int], bytes]] = {
-    Kind.HELLO: lambda number: reply(Kind.HELLO, number, encode_hello(body_bytes_max=1 << 20)),
-    Kind.CREATE: lambda number: reply(Kind.CREATE, number),
-    Kind.TOPICS: lambda number: reply(Kind.TOPICS, number, encode_names(["t"])),
-    Kind.BOUNDS: lambda number: reply(Kind.BOUNDS, number, encode_bounds(range(3))),
-    Kind.SEND: lambda number: reply(Kind.SEND, number, encode_offset(number)),
-    Kind.COMMITTED: lambda number: refusal(Kind.COMMITTED, number, Status.NOT_FOUND, "nothing"),
-    Kind.FETCH: lambda number: reply(Kind.FETCH, number, b"\0\0"),
-    Kind.COMMIT: lambda number: reply(Kind.COMMIT, number),
+ANSWERS: dict[RequestKind, Callable[[int], bytes]] = {
+    RequestKind.HELLO: lambda number: reply(
+        RequestKind.HELLO, number, encode_hello(body_bytes_max=1 << 20)
+    ),
+    RequestKind.CREATE: lambda number: reply(RequestKind.CREATE, number),
+    RequestKind.TOPICS: lambda number: reply(RequestKind.TOPICS, number, encode_names(["t"])),
+    RequestKind.BOUNDS: lambda number: reply(RequestKind.BOUNDS, number, encode_bounds(range(3))),
+    RequestKind.SEND: lambda number: reply(RequestKind.SEND, number, encode_offset(number)),
+    RequestKind.COMMITTED: lambda number: refusal(
+        RequestKind.COMMITTED, number, ResponseStatus.NOT_FOUND, "nothing"
+    ),
+    RequestKind.FETCH: lambda number: reply(RequestKind.FETCH, number, b"\0\0"),
+    RequestKind.COMMIT: lambda number: reply(RequestKind.COMMIT, number),
 }
 
 
@@ -142,7 +146,7 @@ def test_a_subscription_asks_for_ends_and_polls() -> None:
             client.unsubscribe()
             with pytest.raises(UsageError):
                 client.position("t")
-        assert line.asked.count(Kind.FETCH) == 2
+        assert line.asked.count(RequestKind.FETCH) == 2
 
     run(talk)
 
@@ -188,7 +192,7 @@ def test_what_breaks_the_rules_is_told_to_all_that_wait() -> None:
         waiting = asyncio.ensure_future(client.topics())
         while not line.held:
             await turn()
-        line.say(refusal(Kind.HELLO, 0, Status.MALFORMED, "not so"))
+        line.say(refusal(RequestKind.HELLO, 0, ResponseStatus.MALFORMED, "not so"))
         with pytest.raises(ProtocolError, match="not so"):
             await waiting
 
@@ -197,7 +201,7 @@ def test_what_breaks_the_rules_is_told_to_all_that_wait() -> None:
 
 def test_a_reply_that_nobody_waits_for_any_more_is_let_go() -> None:
     async def talk(client: AsyncTopicLogClient, line: Scripted) -> None:
-        line.say(reply(Kind.TOPICS, 999, encode_names([])))
+        line.say(reply(RequestKind.TOPICS, 999, encode_names([])))
         assert await client.topics() == ["t"]
 
     run(talk)
@@ -208,7 +212,7 @@ def test_writing_waits_while_the_connection_is_full() -> None:
         line.protocol.pause_writing()
         asked = asyncio.ensure_future(client.topics())
         await turn()
-        assert line.asked == [Kind.HELLO]
+        assert line.asked == [RequestKind.HELLO]
         line.protocol.resume_writing()
         assert await asked == ["t"]
 
@@ -237,7 +241,11 @@ def test_nobody_there_is_told_with_the_address() -> None:
 def test_a_server_that_greets_with_a_refusal_is_left() -> None:
     async def main() -> None:
         line = Scripted(
-            {Kind.HELLO: lambda number: refusal(Kind.HELLO, number, Status.OVERLOADED, "not now")}
+            {
+                RequestKind.HELLO: lambda number: refusal(
+                    RequestKind.HELLO, number, ResponseStatus.OVERLOADED, "not now"
+                )
+            }
         )
         put_in_place(line)
         with pytest.raises(OverloadedError, match="not now"):

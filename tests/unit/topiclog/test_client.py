@@ -17,7 +17,7 @@ from siltstone.errors import (
 )
 from siltstone.topiclog.client import TopicLogClient, lost
 from siltstone.topiclog.consumer import Message
-from siltstone.topiclog.protocol import Kind, Status, encode_names, refusal, reply
+from siltstone.topiclog.protocol import RequestKind, ResponseStatus, encode_names, refusal, reply
 from tests.support.topiclog_wire import WiredSocket, wired
 
 
@@ -151,7 +151,7 @@ def test_a_connection_that_ends_within_a_reply_is_lost(
 def test_a_reply_of_another_kind_is_not_taken_for_ours(
     client: TopicLogClient, line: WiredSocket
 ) -> None:
-    line.server.line.out += reply(Kind.SEND, client._next_id + 1, encode_names([]))  # noqa: SLF001
+    line.server.line.out += reply(RequestKind.SEND, client._next_id + 1, encode_names([]))  # noqa: SLF001
     with pytest.raises(OutcomeUnknownError, match="of another kind: kind=SEND"):
         client.topics()
 
@@ -159,7 +159,7 @@ def test_a_reply_of_another_kind_is_not_taken_for_ours(
 def test_a_reply_to_another_request_is_not_taken_for_ours(
     client: TopicLogClient, line: WiredSocket
 ) -> None:
-    line.server.line.out += reply(Kind.TOPICS, 99, encode_names([]))
+    line.server.line.out += reply(RequestKind.TOPICS, 99, encode_names([]))
     with pytest.raises(OutcomeUnknownError, match="belongs to no request: kind=TOPICS id=99"):
         client.topics()
 
@@ -223,7 +223,7 @@ class TestAskedAhead:
         assert self.next_values(reading) == [b"0" * 100]
         out = line.server.line.out
         (request_id,) = struct.unpack_from("!I", out, 8)
-        out[:] = refusal(Kind.FETCH, request_id, Status.OVERLOADED, "too much")
+        out[:] = refusal(RequestKind.FETCH, request_id, ResponseStatus.OVERLOADED, "too much")
         assert reading.topics() == ["t"]
         with pytest.raises(OverloadedError, match="too much"):
             reading.poll_batch()
@@ -254,9 +254,9 @@ def test_a_server_that_does_not_greet_back_is_left(line: WiredSocket) -> None:
 
 
 def test_what_a_lost_connection_means_depends_on_what_was_asked() -> None:
-    kinds = {kind: type(lost(kind, OSError("x"))) for kind in Kind}
+    kinds = {kind: type(lost(kind, OSError("x"))) for kind in RequestKind}
     assert {kind for kind, error in kinds.items() if error is OutcomeUnknownError} == {
-        Kind.CREATE,
-        Kind.SEND,
-        Kind.COMMIT,
+        RequestKind.CREATE,
+        RequestKind.SEND,
+        RequestKind.COMMIT,
     }

@@ -8,9 +8,9 @@ from siltstone.topiclog.hub import HubLimits
 from siltstone.topiclog.protocol import (
     HEADER_BYTES,
     Fetch,
-    Kind,
-    Place,
-    Status,
+    FetchPlace,
+    RequestKind,
+    ResponseStatus,
     decode_head,
     decode_offset,
     encode_fetch,
@@ -23,7 +23,7 @@ from tests.support.builders import PATH
 from tests.support.topiclog import LogWorld
 from tests.support.topiclog_wire import Wired, wired
 
-HELLO = request(Kind.HELLO, 1, payload=encode_version())
+HELLO = request(RequestKind.HELLO, 1, payload=encode_version())
 LARGE = DIRECT_BYTES_MIN
 
 
@@ -32,17 +32,17 @@ def send_of(value: bytes, *, topic: str = "t", request_id: int = 5) -> bytes:
     return head + value
 
 
-def reply(server: Wired) -> tuple[Kind, Status, int, bytes]:
+def reply(server: Wired) -> tuple[RequestKind, ResponseStatus, int, bytes]:
     head = decode_head(server.answer(HEADER_BYTES), 0)
     return head.kind, head.status, head.id, server.answer(head.size - HEADER_BYTES)
 
 
 def greeted(server: Wired, *topics: str) -> None:
     server.feed(HELLO)
-    assert reply(server)[:2] == (Kind.HELLO, Status.OK)
+    assert reply(server)[:2] == (RequestKind.HELLO, ResponseStatus.OK)
     for topic in topics:
-        server.feed(request(Kind.CREATE, 2, topic))
-        assert reply(server)[:2] == (Kind.CREATE, Status.OK)
+        server.feed(request(RequestKind.CREATE, 2, topic))
+        assert reply(server)[:2] == (RequestKind.CREATE, ResponseStatus.OK)
 
 
 def stored(server: Wired, topic: str = "t") -> list[bytes]:
@@ -63,8 +63,8 @@ def test_a_send_arrives_however_it_is_cut(size: int, step: int) -> None:
             server.feed(data[start : start + step])
         replies = [reply(server), reply(server)]
         assert [(kind, status, at) for kind, status, at, _ in replies] == [
-            (Kind.SEND, Status.OK, 5),
-            (Kind.SEND, Status.OK, 6),
+            (RequestKind.SEND, ResponseStatus.OK, 5),
+            (RequestKind.SEND, ResponseStatus.OK, 6),
         ]
         assert [decode_offset(memoryview(payload)) for *_, payload in replies] == [0, 1]
         assert b"".join(stored(server)) == b"v" * size + b"next"
@@ -82,7 +82,7 @@ def test_a_large_send_is_received_in_the_map_of_its_segment() -> None:
         assert place.obj[:4] == b"KASK"
         assert server.hub.reserved_bytes == 2 * LARGE
         server.feed(data[1000:])
-        assert reply(server)[:3] == (Kind.SEND, Status.OK, 5)
+        assert reply(server)[:3] == (RequestKind.SEND, ResponseStatus.OK, 5)
         assert server.hub.reserved_bytes == 0
 
 
@@ -124,8 +124,8 @@ def test_an_unknown_topic_is_refused_and_its_message_passed_over() -> None:
     with wired() as server:
         greeted(server, "t")
         server.feed(send_of(b"v" * 3 * LARGE, topic="no") + send_of(b"x", request_id=6))
-        assert reply(server)[1:3] == (Status.NOT_FOUND, 5)
-        assert reply(server)[1:3] == (Status.OK, 6)
+        assert reply(server)[1:3] == (ResponseStatus.NOT_FOUND, 5)
+        assert reply(server)[1:3] == (ResponseStatus.OK, 6)
         assert stored(server) == [b"x"]
 
 
@@ -136,24 +136,24 @@ def test_a_full_disk_is_told_and_the_connection_goes_on() -> None:
         world.fs.capacity_bytes = 1_300_000
         server.feed(send_of(b"v" * 3_000_000))
         kind, status, _, text = reply(server)
-        assert (kind, status) == (Kind.SEND, Status.FULL)
+        assert (kind, status) == (RequestKind.SEND, ResponseStatus.FULL)
         assert text.startswith(str(StorageFullError(PATH))[:20].encode())
         assert server.hub.reserved_bytes == 0
         world.fs.capacity_bytes = 1 << 40
         server.feed(send_of(b"x"))
-        assert reply(server)[1] is Status.OK
+        assert reply(server)[1] is ResponseStatus.OK
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (request(Kind.TOPICS, 1), "the first frame must be HELLO"),
+        (request(RequestKind.TOPICS, 1), "the first frame must be HELLO"),
         (HELLO + bytes(12), "unknown request or status: kind=0"),
         (
             HELLO + b"\0\0\0\x09\x03\0\0\x05aaaaaaaaa",
             "the name in a frame is longer than the frame: size",
         ),
-        (request(Kind.HELLO, 1, payload=b"\0\x09"), "version 9 of the protocol"),
+        (request(RequestKind.HELLO, 1, payload=b"\0\x09"), "version 9 of the protocol"),
         (HELLO + b"\xff\0\0\0\x03\0\0\0aaaa", "the request is too large"),
         (HELLO + b"\xff\0\0\0\x04\0\0\0aaaa\0\0\0\1aaaa", "the SEND is too large"),
         (HELLO + b"\0\0\0\x0d\x04\0\0\0aaaa\0\0\0\1x", "the SEND is too large"),
@@ -179,12 +179,12 @@ def test_what_breaks_the_rules_is_told_and_ends_the_connection(data: bytes, reas
 def test_a_request_longer_than_the_buffer_arrives() -> None:
     with wired() as server:
         greeted(server, "t")
-        places = tuple(Place(topic="t", offset=number) for number in range(4000))
+        places = tuple(FetchPlace(topic="t", offset=number) for number in range(4000))
         many = Fetch(places=places * 1, bytes_max=1, wait_ms=0)
-        data = request(Kind.FETCH, 3, "n" * 60_000, encode_fetch(many))
+        data = request(RequestKind.FETCH, 3, "n" * 60_000, encode_fetch(many))
         assert len(data) > 64 * 1024
         server.feed(data)
-        assert reply(server)[:3] == (Kind.FETCH, Status.OK, 3)
+        assert reply(server)[:3] == (RequestKind.FETCH, ResponseStatus.OK, 3)
 
 
 def test_nothing_is_read_while_too_much_waits_for_the_disk() -> None:
@@ -192,7 +192,7 @@ def test_nothing_is_read_while_too_much_waits_for_the_disk() -> None:
         greeted(server, "t")
         server.channel.buffer_updated(put(server, send_of(b"v" * 200)))
         reads = [server.line.is_reading]
-        assert reply(server)[1] is Status.OK
+        assert reply(server)[1] is ResponseStatus.OK
         reads.append(server.line.is_reading)
         assert reads == [False, True]
 
@@ -202,18 +202,18 @@ def test_who_does_not_read_its_replies_is_asked_no_more() -> None:
         greeted(server)
         server.channel.pause_writing()
         reads = [server.line.is_reading]
-        server.channel.buffer_updated(put(server, request(Kind.TOPICS, 3)))
+        server.channel.buffer_updated(put(server, request(RequestKind.TOPICS, 3)))
         server.loop.turn()
         assert server.line.out == b""
         server.channel.resume_writing()
         assert [*reads, server.line.is_reading] == [False, True]
-        assert reply(server)[:3] == (Kind.TOPICS, Status.OK, 3)
+        assert reply(server)[:3] == (RequestKind.TOPICS, ResponseStatus.OK, 3)
 
 
 def test_a_channel_that_was_told_to_stop_takes_nothing_and_says_what_is_due() -> None:
     with wired() as server:
         greeted(server)
-        server.feed(request(Kind.TOPICS, 3))
+        server.feed(request(RequestKind.TOPICS, 3))
         server.channel.stop_reading()
         server.channel.close()
         assert (server.line.is_reading, server.line.end) == (False, "closed")
@@ -248,13 +248,13 @@ def test_a_connection_that_waits_for_messages_is_not_idle() -> None:
     with wired() as server:
         greeted(server, "t")
         fetch = encode_fetch(
-            Fetch(places=(Place(topic="t", offset=0),), bytes_max=100, wait_ms=1000)
+            Fetch(places=(FetchPlace(topic="t", offset=0),), bytes_max=100, wait_ms=1000)
         )
-        server.feed(request(Kind.FETCH, 3, payload=fetch))
+        server.feed(request(RequestKind.FETCH, 3, payload=fetch))
         server.loop.now = 1e6
         assert not server.channel.is_idle(100.0, 30.0)
         server.loop.pass_time()
-        assert reply(server)[:2] == (Kind.FETCH, Status.OK)
+        assert reply(server)[:2] == (RequestKind.FETCH, ResponseStatus.OK)
         assert not server.channel.is_idle(100.0, 30.0)
         server.loop.now += 100.0
         assert server.channel.is_idle(100.0, 30.0)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from siltstone.errors import NotFoundError, UsageError
-from siltstone.topiclog.consumer import Batch, Message, Subscription
-from siltstone.topiclog.protocol import BatchHead, Place, encode_batch_heads
+from siltstone.topiclog.consumer import Message, MessageBatch, TopicReader
+from siltstone.topiclog.protocol import BatchHead, FetchPlace, encode_batch_heads
 from siltstone.topiclog.tables import table_of_offsets
 from tests.support.topiclog import offsets_of
 
@@ -23,12 +23,12 @@ def reply(*batches: tuple[int, int, list[bytes]]) -> memoryview:
     return memoryview(encode_batch_heads(heads) + b"".join(parts))
 
 
-def values_left(subscription: Subscription) -> list[bytes]:
+def values_left(subscription: TopicReader) -> list[bytes]:
     return [message.value for message in iter(subscription.next_message, None)]
 
 
 def test_messages_come_one_of_each_topic_in_turn() -> None:
-    subscription = Subscription({"1": 0, "2": 0, "3": 0})
+    subscription = TopicReader({"1": 0, "2": 0, "3": 0})
     places = subscription.places()
     assert [place.topic for place in places] == ["1", "2", "3"]
     subscription.take_in(places, reply((0, 0, [b"1A", b"1B", b"1C"]), (2, 0, [b"3A", b"3B"])))
@@ -39,15 +39,15 @@ def test_messages_come_one_of_each_topic_in_turn() -> None:
 
 
 def test_only_what_is_not_held_is_asked_for() -> None:
-    subscription = Subscription({"1": 5, "2": 0})
+    subscription = TopicReader({"1": 5, "2": 0})
     subscription.take_in(subscription.places(), reply((0, 5, [b"a", b"b"])))
-    assert subscription.places() == (Place(topic="2", offset=0),)
+    assert subscription.places() == (FetchPlace(topic="2", offset=0),)
     assert subscription.next_message() == Message("1", 5, b"a")
     assert subscription.position("1") == 6
 
 
 def test_a_batch_is_handed_out_whole_or_what_is_left_of_it() -> None:
-    subscription = Subscription({"1": 0})
+    subscription = TopicReader({"1": 0})
     subscription.take_in(
         subscription.places(), reply((0, 0, [b"a", b"bb", b"ccc"]), (0, 3, [b"d"]))
     )
@@ -64,12 +64,12 @@ def test_a_batch_is_handed_out_whole_or_what_is_left_of_it() -> None:
 
 
 def test_a_seek_forgets_what_is_held() -> None:
-    subscription = Subscription({"1": 0})
+    subscription = TopicReader({"1": 0})
     subscription.take_in(subscription.places(), reply((0, 0, [b"a", b"b"])))
     subscription.next_message()
     subscription.seek("1", 0)
     assert subscription.next_message() is None
-    assert subscription.places() == (Place(topic="1", offset=0),)
+    assert subscription.places() == (FetchPlace(topic="1", offset=0),)
     for offset in (-1, 1 << 64):
         with pytest.raises(UsageError) as refused:
             subscription.seek("1", offset)
@@ -77,14 +77,14 @@ def test_a_seek_forgets_what_is_held() -> None:
 
 
 def test_a_position_that_is_not_there_goes_where_the_server_says() -> None:
-    subscription = Subscription({"old": 3, "far": 90})
+    subscription = TopicReader({"old": 3, "far": 90})
     subscription.take_in(subscription.places(), reply((0, 10, [b"a"]), (1, 50, [])))
     assert subscription.position("far") == 50
     assert subscription.next_message() == Message("old", 10, b"a")
 
 
 def test_messages_that_damage_took_are_passed_over() -> None:
-    subscription = Subscription({"1": 0})
+    subscription = TopicReader({"1": 0})
     subscription.take_in(subscription.places(), reply((0, 0, [b"a"]), (0, 5, [b"f"])))
     subscription.next_message()
     assert subscription.position("1") == 5
@@ -92,7 +92,7 @@ def test_messages_that_damage_took_are_passed_over() -> None:
 
 
 def test_topics_that_are_not_read_are_unknown() -> None:
-    subscription = Subscription({"1": 0})
+    subscription = TopicReader({"1": 0})
     assert subscription.topics == ["1"]
     for ask in (lambda: subscription.position("2"), lambda: subscription.seek("2", 0)):
         with pytest.raises(NotFoundError, match="has not subscribed to topic '2'"):
@@ -100,15 +100,15 @@ def test_topics_that_are_not_read_are_unknown() -> None:
 
 
 def test_a_batch_knows_where_it_ends() -> None:
-    batch = Batch(topic="t", first_offset=7, ends=[0, 1, 3], data=memoryview(b"abb"))
+    batch = MessageBatch(topic="t", first_offset=7, ends=[0, 1, 3], data=memoryview(b"abb"))
     assert (batch.next_offset, batch.message(1)) == (9, Message("t", 8, b"bb"))
 
 
 def test_one_topic_alone_goes_on_behind_all_that_is_held() -> None:
-    subscription = Subscription({"1": 0})
+    subscription = TopicReader({"1": 0})
     assert subscription.place_ahead() is None
     subscription.take_in(subscription.places(), reply((0, 0, [b"a", b"b"]), (0, 2, [b"c"])))
-    assert subscription.place_ahead() == Place(topic="1", offset=3)
-    several = Subscription({"1": 0, "2": 0})
+    assert subscription.place_ahead() == FetchPlace(topic="1", offset=3)
+    several = TopicReader({"1": 0, "2": 0})
     several.take_in(several.places(), reply((0, 0, [b"a"]), (1, 0, [b"b"])))
     assert several.place_ahead() is None

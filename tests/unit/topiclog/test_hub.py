@@ -22,10 +22,10 @@ from siltstone.topiclog.hub import values_of
 from siltstone.topiclog.protocol import (
     HEADER_BYTES,
     Fetch,
-    Head,
-    Kind,
-    Place,
-    Status,
+    FetchPlace,
+    MessageHead,
+    RequestKind,
+    ResponseStatus,
     decode_batches,
     decode_bounds,
     decode_count,
@@ -51,7 +51,7 @@ class Asker:
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
         self.said.append(parts)
 
-    def last(self) -> tuple[Kind, Status, int, memoryview]:
+    def last(self) -> tuple[RequestKind, ResponseStatus, int, memoryview]:
         data = b"".join(self.said[-1])
         head = decode_head(data, 0)
         assert head.size == len(data)
@@ -61,13 +61,13 @@ class Asker:
 def ask(
     server: Wired,
     peer: Asker,
-    kind: Kind,
+    kind: RequestKind,
     topic: str = "",
     payload: bytes = b"",
     *,
     number: int = 7,
 ) -> None:
-    head = Head(size=0, kind=kind, status=Status.OK, name_size=0, id=number)
+    head = MessageHead(size=0, kind=kind, status=ResponseStatus.OK, name_size=0, id=number)
     server.hub.handle(peer, head, topic, memoryview(payload))
     server.loop.turn()
 
@@ -79,13 +79,13 @@ def send(server: Wired, peer: Asker, topic: str, *values: bytes) -> None:
 
 
 def fetch(*places: tuple[str, int], bytes_max: int = 1000, wait_ms: int = 0) -> bytes:
-    wanted = tuple(Place(topic=topic, offset=offset) for topic, offset in places)
+    wanted = tuple(FetchPlace(topic=topic, offset=offset) for topic, offset in places)
     return encode_fetch(Fetch(places=wanted, bytes_max=bytes_max, wait_ms=wait_ms))
 
 
 def batches(peer: Asker) -> list[tuple[int, int, int, bytes]]:
     kind, status, _, payload = peer.last()
-    assert (kind, status) == (Kind.FETCH, Status.OK)
+    assert (kind, status) == (RequestKind.FETCH, ResponseStatus.OK)
     found = decode_batches(payload)
     return [(head.place, head.first, head.count, bytes(data)) for head, _, data in found]
 
@@ -97,39 +97,39 @@ def peer() -> Asker:
 
 def test_topics_bounds_and_lengths_are_answered(peer: Asker) -> None:
     with wired() as server:
-        ask(server, peer, Kind.CREATE, "t")
-        assert peer.last()[:3] == (Kind.CREATE, Status.OK, 7)
-        ask(server, peer, Kind.CREATE, "t")
-        assert peer.last()[1] is Status.EXISTS
+        ask(server, peer, RequestKind.CREATE, "t")
+        assert peer.last()[:3] == (RequestKind.CREATE, ResponseStatus.OK, 7)
+        ask(server, peer, RequestKind.CREATE, "t")
+        assert peer.last()[1] is ResponseStatus.EXISTS
         send(server, peer, "t", b"abc", b"de")
         assert decode_offset(peer.last()[3]) == 0
-        ask(server, peer, Kind.TOPICS)
+        ask(server, peer, RequestKind.TOPICS)
         assert decode_names(peer.last()[3]) == ["t"]
-        ask(server, peer, Kind.BOUNDS, "t")
+        ask(server, peer, RequestKind.BOUNDS, "t")
         assert decode_bounds(peer.last()[3]) == range(2)
-        ask(server, peer, Kind.LENGTH, "t", encode_offset(1))
+        ask(server, peer, RequestKind.LENGTH, "t", encode_offset(1))
         assert decode_count(peer.last()[3]) == 2
-        ask(server, peer, Kind.BOUNDS, "no")
-        assert peer.last()[1] is Status.NOT_FOUND
+        ask(server, peer, RequestKind.BOUNDS, "no")
+        assert peer.last()[1] is ResponseStatus.NOT_FOUND
 
 
 def test_commits_are_answered_when_they_are_durable(peer: Asker) -> None:
     with wired() as server:
-        ask(server, peer, Kind.CREATE, "t")
-        ask(server, peer, Kind.COMMIT, "t", encode_commit("c", 0))
+        ask(server, peer, RequestKind.CREATE, "t")
+        ask(server, peer, RequestKind.COMMIT, "t", encode_commit("c", 0))
         server.loop.turn_until(lambda: len(peer.said) == 2)
-        assert peer.last()[:2] == (Kind.COMMIT, Status.OK)
-        ask(server, peer, Kind.COMMITTED, "t", encode_name("c"))
+        assert peer.last()[:2] == (RequestKind.COMMIT, ResponseStatus.OK)
+        ask(server, peer, RequestKind.COMMITTED, "t", encode_name("c"))
         assert decode_offset(peer.last()[3]) == 0
-        ask(server, peer, Kind.COMMIT, "t", encode_commit("c", 5))
-        assert peer.last()[1] is Status.INVALID
+        ask(server, peer, RequestKind.COMMIT, "t", encode_commit("c", 5))
+        assert peer.last()[1] is ResponseStatus.INVALID
 
 
 def test_a_fetch_gets_what_stands_in_the_map_and_no_copy_of_it(peer: Asker) -> None:
     with wired() as server:
-        ask(server, peer, Kind.CREATE, "t")
+        ask(server, peer, RequestKind.CREATE, "t")
         send(server, peer, "t", b"a", b"bb", b"ccc")
-        ask(server, peer, Kind.FETCH, payload=fetch(("t", 1)))
+        ask(server, peer, RequestKind.FETCH, payload=fetch(("t", 1)))
         assert batches(peer) == [(0, 1, 2, b"bbccc")]
         data = peer.said[-1][-1]
         assert isinstance(data, memoryview)
@@ -140,39 +140,44 @@ def test_a_fetch_gets_what_stands_in_the_map_and_no_copy_of_it(peer: Asker) -> N
 def test_of_several_topics_each_gets_its_part(peer: Asker) -> None:
     with wired() as server:
         for topic in ("1", "2", "3"):
-            ask(server, peer, Kind.CREATE, topic)
+            ask(server, peer, RequestKind.CREATE, topic)
         for topic in ("1", "3"):
             send(server, peer, topic, *[topic.encode() * 10] * 9)
-        ask(server, peer, Kind.FETCH, payload=fetch(("3", 0), ("2", 0), ("1", 4), bytes_max=90))
+        ask(
+            server,
+            peer,
+            RequestKind.FETCH,
+            payload=fetch(("3", 0), ("2", 0), ("1", 4), bytes_max=90),
+        )
         assert batches(peer) == [(0, 0, 3, b"3" * 30), (2, 4, 3, b"1" * 30)]
-        ask(server, peer, Kind.FETCH, payload=fetch(("1", 0), ("3", 0), bytes_max=1))
+        ask(server, peer, RequestKind.FETCH, payload=fetch(("1", 0), ("3", 0), bytes_max=1))
         assert batches(peer) == [(0, 0, 1, b"1" * 10)]
 
 
 def test_an_offset_that_is_not_there_is_told_where_to_go_on(peer: Asker) -> None:
     with wired() as server:
-        ask(server, peer, Kind.CREATE, "t")
+        ask(server, peer, RequestKind.CREATE, "t")
         send(server, peer, "t", b"a")
-        ask(server, peer, Kind.FETCH, payload=fetch(("t", 50), wait_ms=1000))
+        ask(server, peer, RequestKind.FETCH, payload=fetch(("t", 50), wait_ms=1000))
         assert batches(peer) == [(0, 1, 0, b"")]
-        ask(server, peer, Kind.FETCH, payload=fetch(("t", 1)))
+        ask(server, peer, RequestKind.FETCH, payload=fetch(("t", 1)))
         assert batches(peer) == []
-        ask(server, peer, Kind.FETCH, payload=fetch(("no", 1)))
-        assert peer.last()[1] is Status.NOT_FOUND
+        ask(server, peer, RequestKind.FETCH, payload=fetch(("no", 1)))
+        assert peer.last()[1] is ResponseStatus.NOT_FOUND
 
 
 def test_a_fetch_waits_for_a_message_of_any_of_its_topics_or_its_time(peer: Asker) -> None:
     with wired() as server:
         for topic in ("1", "2"):
-            ask(server, peer, Kind.CREATE, topic)
+            ask(server, peer, RequestKind.CREATE, topic)
         waiting = Asker()
-        ask(server, waiting, Kind.FETCH, payload=fetch(("1", 0), ("2", 0), wait_ms=2500))
+        ask(server, waiting, RequestKind.FETCH, payload=fetch(("1", 0), ("2", 0), wait_ms=2500))
         assert waiting.said == []
         assert [timer.seconds for timer in server.loop.timers] == [2.5]
         send(server, peer, "2", b"x")
         assert batches(waiting) == [(1, 0, 1, b"x")]
         assert server.loop.timers[0].is_cancelled
-        ask(server, waiting, Kind.FETCH, payload=fetch(("1", 0), wait_ms=10))
+        ask(server, waiting, RequestKind.FETCH, payload=fetch(("1", 0), wait_ms=10))
         server.loop.pass_time()
         assert batches(waiting) == []
         assert len(waiting.said) == 2
@@ -180,9 +185,9 @@ def test_a_fetch_waits_for_a_message_of_any_of_its_topics_or_its_time(peer: Aske
 
 def test_a_peer_that_is_gone_waits_for_nothing(peer: Asker) -> None:
     with wired() as server:
-        ask(server, peer, Kind.CREATE, "t")
+        ask(server, peer, RequestKind.CREATE, "t")
         waiting = Asker()
-        ask(server, waiting, Kind.FETCH, payload=fetch(("t", 0), wait_ms=10))
+        ask(server, waiting, RequestKind.FETCH, payload=fetch(("t", 0), wait_ms=10))
         server.hub.forget(waiting)
         send(server, peer, "t", b"x")
         assert waiting.said == []
@@ -191,10 +196,10 @@ def test_a_peer_that_is_gone_waits_for_nothing(peer: Asker) -> None:
 def test_so_many_may_wait_and_no_more(peer: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "WAITING_MAX", 1)
     with wired() as server:
-        ask(server, peer, Kind.CREATE, "t")
-        ask(server, peer, Kind.FETCH, payload=fetch(("t", 0), wait_ms=10))
-        ask(server, peer, Kind.FETCH, payload=fetch(("t", 0), wait_ms=10))
-        assert peer.last()[1] is Status.OVERLOADED
+        ask(server, peer, RequestKind.CREATE, "t")
+        ask(server, peer, RequestKind.FETCH, payload=fetch(("t", 0), wait_ms=10))
+        ask(server, peer, RequestKind.FETCH, payload=fetch(("t", 0), wait_ms=10))
+        assert peer.last()[1] is ResponseStatus.OVERLOADED
 
 
 def test_messages_are_given_on_where_they_are_wanted(peer: Asker) -> None:
@@ -211,7 +216,7 @@ def test_messages_are_given_on_where_they_are_wanted(peer: Asker) -> None:
     press = Press()
     with wired(publisher=press) as server:
         for topic in ("wanted", "other"):
-            ask(server, peer, Kind.CREATE, topic)
+            ask(server, peer, RequestKind.CREATE, topic)
             send(server, peer, topic, b"a", b"bb")
     assert press.given == [("wanted", [b"a", b"bb"])]
 
@@ -223,7 +228,7 @@ def test_a_send_by_the_common_way_is_a_mistake(peer: Asker) -> None:
             ProtocolError, match="internal error: expected a SEND frame on this connection"
         ),
     ):
-        ask(server, peer, Kind.SEND)
+        ask(server, peer, RequestKind.SEND)
 
 
 def test_messages_are_told_apart_by_their_offsets() -> None:
@@ -271,13 +276,13 @@ def held(server: Wired) -> tuple[int, int, int]:
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (OverloadedError("x"), Status.OVERLOADED),
-        (StorageFullError(PurePath("/d")), Status.FULL),
-        (PoisonedError("x"), Status.UNAVAILABLE),
+        (OverloadedError("x"), ResponseStatus.OVERLOADED),
+        (StorageFullError(PurePath("/d")), ResponseStatus.FULL),
+        (PoisonedError("x"), ResponseStatus.UNAVAILABLE),
     ],
 )
 def test_a_large_send_that_is_refused_or_fails_gives_back_all_that_it_held(
-    peer: Asker, error: SiltstoneError, status: Status
+    peer: Asker, error: SiltstoneError, status: ResponseStatus
 ) -> None:
     log = StubbornLog()
     with wired() as server:
@@ -293,7 +298,7 @@ def test_a_large_send_that_is_refused_or_fails_gives_back_all_that_it_held(
                 log.tickets[0].resolve(error, None)
                 server.loop.turn()
             assert held(server) == (0, 0, 0)
-            assert peer.last()[:3] == (Kind.SEND, status, 7)
+            assert peer.last()[:3] == (RequestKind.SEND, status, 7)
             assert log.given_up == [room]
             log.given_up.clear()
     assert len(peer.said) == 2
@@ -316,7 +321,7 @@ def test_a_large_send_that_is_stored_keeps_its_place_and_counts_no_more(peer: As
         log.tickets[0].resolve(outcome, None)
         server.loop.turn()
         assert (held(server), log.given_up) == ((0, 0, 0), [])
-        assert peer.last()[1] is Status.OK
+        assert peer.last()[1] is ResponseStatus.OK
         assert decode_offset(peer.last()[3]) == 41
 
 
@@ -344,12 +349,12 @@ def test_too_much_on_its_way_is_refused_until_something_is_given_back() -> None:
 
 def test_a_small_send_that_fails_counts_no_more_and_lets_readers_go_on(peer: Asker) -> None:
     with wired() as server:
-        ask(server, peer, Kind.CREATE, "t")
+        ask(server, peer, RequestKind.CREATE, "t")
         resumed: list[str] = []
         server.hub.when_room(lambda: resumed.append("read on"))
         with patched_append(server, PoisonedError("x")):
             send(server, peer, "t", b"lost")
-        assert peer.last()[1] is Status.UNAVAILABLE
+        assert peer.last()[1] is ResponseStatus.UNAVAILABLE
         assert (held(server), resumed) == ((0, 0, 0), ["read on"])
 
 
@@ -372,13 +377,13 @@ def test_the_place_of_a_fetch_that_waits_is_free_again(
 ) -> None:
     monkeypatch.setattr(hub_module, "WAITING_MAX", 1)
     with wired() as server:
-        ask(server, peer, Kind.CREATE, "t")
+        ask(server, peer, RequestKind.CREATE, "t")
         for number in range(3):
             waiting = Asker()
-            ask(server, waiting, Kind.FETCH, payload=fetch(("t", number), wait_ms=10))
+            ask(server, waiting, RequestKind.FETCH, payload=fetch(("t", number), wait_ms=10))
             assert waiting.said == []
             refused = Asker()
-            ask(server, refused, Kind.FETCH, payload=fetch(("t", 9), ("t", 8), wait_ms=10))
+            ask(server, refused, RequestKind.FETCH, payload=fetch(("t", 9), ("t", 8), wait_ms=10))
             match end:
                 case "a message":
                     send(server, peer, "t", b"x")
@@ -406,25 +411,25 @@ def world_of_cold_topics() -> LogWorld:
 @pytest.mark.parametrize(
     ("kind", "payload"),
     [
-        (Kind.BOUNDS, b""),
-        (Kind.LENGTH, encode_offset(0)),
-        (Kind.FETCH, fetch(("t/69", 0))),
-        (Kind.COMMIT, encode_commit("me", 1)),
-        (Kind.COMMITTED, encode_name("me")),
+        (RequestKind.BOUNDS, b""),
+        (RequestKind.LENGTH, encode_offset(0)),
+        (RequestKind.FETCH, fetch(("t/69", 0))),
+        (RequestKind.COMMIT, encode_commit("me", 1)),
+        (RequestKind.COMMITTED, encode_name("me")),
     ],
 )
 def test_a_topic_is_recovered_off_the_loop_when_it_is_first_asked_for(
-    peer: Asker, kind: Kind, payload: bytes
+    peer: Asker, kind: RequestKind, payload: bytes
 ) -> None:
     with wired(world=world_of_cold_topics()) as server:
-        ask(server, peer, kind, "" if kind is Kind.FETCH else "t/69", payload)
+        ask(server, peer, kind, "" if kind is RequestKind.FETCH else "t/69", payload)
         assert (peer.said, server.logs.log("t/69").is_open) == ([], False)
         # Others are answered meanwhile.
-        ask(server, peer, Kind.BOUNDS, "t/0", number=8)
-        assert peer.last()[:3] == (Kind.BOUNDS, Status.OK, 8)
+        ask(server, peer, RequestKind.BOUNDS, "t/0", number=8)
+        assert peer.last()[:3] == (RequestKind.BOUNDS, ResponseStatus.OK, 8)
         assert server.loop.open_all() == 1
         server.loop.turn_until(lambda: len(peer.said) == 2)
-        status = Status.NOT_FOUND if kind is Kind.COMMITTED else Status.OK
+        status = ResponseStatus.NOT_FOUND if kind is RequestKind.COMMITTED else ResponseStatus.OK
         assert peer.last()[:3] == (kind, status, 7)
 
 
@@ -441,13 +446,13 @@ def test_sends_to_a_topic_that_is_being_recovered_keep_their_order(peer: Asker) 
         assert isinstance(rooms[0], Room)
         server.hub.give_up(server.logs.log("t/69"), 10, rooms[0])
         assert held(server) == (0, 0, 0)
-        ask(server, peer, Kind.FETCH, payload=fetch(("t/69", 0)))
+        ask(server, peer, RequestKind.FETCH, payload=fetch(("t/69", 0)))
         assert b"".join(data for *_, data in batches(peer)) == b"storedab"
 
 
 def test_a_fetch_waits_for_all_of_its_topics(peer: Asker) -> None:
     with wired(world=world_of_cold_topics()) as server:
-        ask(server, peer, Kind.FETCH, payload=fetch(("t/68", 0), ("t/0", 0), ("t/69", 0)))
+        ask(server, peer, RequestKind.FETCH, payload=fetch(("t/68", 0), ("t/0", 0), ("t/69", 0)))
         assert (server.loop.open_all(), len(peer.said)) == (1, 0)
         assert (server.loop.open_all(), len(peer.said)) == (1, 1)
         assert batches(peer) == [(2, 0, 1, b"stored")]
@@ -462,12 +467,12 @@ def test_a_topic_that_cannot_be_recovered_refuses_all_that_waits_for_it(peer: As
         rooms: list[Room | Exception] = []
         server.hub.reserve(server.logs.log("t/69"), 10, 1, rooms.append)
         server.hub.send(peer, 1, "t/69", offsets_of([b"a"]), b"a")
-        ask(server, peer, Kind.BOUNDS, "t/69")
+        ask(server, peer, RequestKind.BOUNDS, "t/69")
         assert server.loop.open_all() == 1
         kinds = [decode_head(b"".join(said), 0) for said in peer.said]
         assert [(head.kind, head.status, head.id) for head in kinds] == [
-            (Kind.SEND, Status.UNAVAILABLE, 1),
-            (Kind.BOUNDS, Status.UNAVAILABLE, 7),
+            (RequestKind.SEND, ResponseStatus.UNAVAILABLE, 1),
+            (RequestKind.BOUNDS, ResponseStatus.UNAVAILABLE, 7),
         ]
         assert isinstance(rooms[0], CorruptionError)
         server.hub.give_up(server.logs.log("t/69"), 10, None)

@@ -18,9 +18,9 @@ from siltstone.errors import (
 from siltstone.topiclog import protocol
 from siltstone.topiclog.protocol import (
     PLACES_MAX,
-    Head,
-    Kind,
-    Status,
+    MessageHead,
+    RequestKind,
+    ResponseStatus,
     decode_bounds,
     decode_count,
     decode_fetch,
@@ -45,10 +45,10 @@ from siltstone.topiclog.protocol import (
 
 
 def test_a_frame_begins_with_size_kind_status_name_and_id() -> None:
-    data = request(Kind.LENGTH, 7, "tü", encode_offset(258))
+    data = request(RequestKind.LENGTH, 7, "tü", encode_offset(258))
     assert data == b"\0\0\0\x13\x06\0\0\x03\0\0\0\x07t\xc3\xbc\0\0\0\0\0\0\x01\x02"
-    assert decode_head(data, 0) == Head(
-        size=23, kind=Kind.LENGTH, status=Status.OK, name_size=3, id=7
+    assert decode_head(data, 0) == MessageHead(
+        size=23, kind=RequestKind.LENGTH, status=ResponseStatus.OK, name_size=3, id=7
     )
 
 
@@ -58,8 +58,11 @@ def test_a_send_has_its_table_before_its_data() -> None:
 
 
 def test_replies_bear_the_id_and_refusals_their_reason() -> None:
-    assert reply(Kind.SEND, 5, b"xy") == b"\0\0\0\x0a\x04\0\0\0\0\0\0\x05xy"
-    assert refusal(Kind.SEND, 5, Status.FULL, "no") == b"\0\0\0\x0a\x04\x06\0\0\0\0\0\x05no"
+    assert reply(RequestKind.SEND, 5, b"xy") == b"\0\0\0\x0a\x04\0\0\0\0\0\0\x05xy"
+    assert (
+        refusal(RequestKind.SEND, 5, ResponseStatus.FULL, "no")
+        == b"\0\0\0\x0a\x04\x06\0\0\0\0\0\x05no"
+    )
 
 
 def test_the_small_ones_are_read_as_they_were_written() -> None:
@@ -102,20 +105,20 @@ def test_an_offset_has_64_bits() -> None:
 @pytest.mark.parametrize(
     ("error", "status", "again"),
     [
-        (ProtocolError("x"), Status.MALFORMED, ProtocolError),
-        (ExistsError("x"), Status.EXISTS, ExistsError),
-        (NotFoundError("x"), Status.NOT_FOUND, NotFoundError),
-        (InvalidTopicError("x"), Status.INVALID, UsageError),
-        (OverloadedError("x"), Status.OVERLOADED, OverloadedError),
-        (QuotaExceededError("x", used_bytes=1, quota_bytes=1), Status.FULL, RetryError),
-        (OutcomeUnknownError("x"), Status.UNKNOWN, OutcomeUnknownError),
-        (PoisonedError("x"), Status.UNAVAILABLE, PoisonedError),
-        (ClosedError("x"), Status.UNAVAILABLE, PoisonedError),
-        (ValueError("x"), Status.UNAVAILABLE, PoisonedError),
+        (ProtocolError("x"), ResponseStatus.MALFORMED, ProtocolError),
+        (ExistsError("x"), ResponseStatus.EXISTS, ExistsError),
+        (NotFoundError("x"), ResponseStatus.NOT_FOUND, NotFoundError),
+        (InvalidTopicError("x"), ResponseStatus.INVALID, UsageError),
+        (OverloadedError("x"), ResponseStatus.OVERLOADED, OverloadedError),
+        (QuotaExceededError("x", used_bytes=1, quota_bytes=1), ResponseStatus.FULL, RetryError),
+        (OutcomeUnknownError("x"), ResponseStatus.UNKNOWN, OutcomeUnknownError),
+        (PoisonedError("x"), ResponseStatus.UNAVAILABLE, PoisonedError),
+        (ClosedError("x"), ResponseStatus.UNAVAILABLE, PoisonedError),
+        (ValueError("x"), ResponseStatus.UNAVAILABLE, PoisonedError),
     ],
 )
 def test_an_error_comes_to_the_client_as_one_that_asks_for_the_same(
-    error: Exception, status: Status, again: type[Exception]
+    error: Exception, status: ResponseStatus, again: type[Exception]
 ) -> None:
     assert status_of(error) is status
     found = error_of(status, "why")
@@ -123,6 +126,6 @@ def test_an_error_comes_to_the_client_as_one_that_asks_for_the_same(
 
 
 def test_every_kind_and_status_is_in_the_formats_by_its_number() -> None:
-    assert [kind.value for kind in Kind] == list(range(1, 10))
-    assert [status.value for status in Status] == list(range(9))
+    assert [kind.value for kind in RequestKind] == list(range(1, 10))
+    assert [status.value for status in ResponseStatus] == list(range(9))
     assert protocol.VERSION == 1

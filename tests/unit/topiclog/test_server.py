@@ -6,14 +6,14 @@ from typing import Any, cast
 import pytest
 
 from siltstone.errors import StorageFullError, UsageError
-from siltstone.topiclog.server import LoopShell, TopicLogServer
+from siltstone.topiclog.server import HubLoopShell, TopicLogServer
 from tests.support.builders import PATH
 
 
 def test_work_in_a_thread_comes_back_to_the_loop_with_what_it_raised() -> None:
     async def run() -> list[Exception | None]:
         loop = asyncio.get_running_loop()
-        shell = LoopShell(loop)
+        shell = HubLoopShell(loop)
         heard: asyncio.Queue[Exception | None] = asyncio.Queue()
         error = StorageFullError(PATH)
 
@@ -37,7 +37,7 @@ def test_work_in_a_thread_comes_back_to_the_loop_with_what_it_raised() -> None:
 
 def test_a_thread_that_outlives_the_loop_is_not_told_off() -> None:
     loop = asyncio.new_event_loop()
-    shell = LoopShell(loop)
+    shell = HubLoopShell(loop)
     heard: list[str] = []
     shell.soon_from_thread(lambda: heard.append("in time"))
     loop.run_until_complete(asyncio.wait_for(loop.create_task(_one_turn()), 5))

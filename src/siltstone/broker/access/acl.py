@@ -58,7 +58,7 @@ _WIDENING: Final = re.compile(rb"[+#/]")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AccessRule:
     """One line: the actions that it allows on the topics of a filter; no actions mean deny."""
 
     actions: frozenset[Action]
@@ -115,7 +115,7 @@ class _RuleSet:
 
     __slots__ = ("allowed", "denied")
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[AccessRule]) -> None:
         self.denied = _Filters(rule.levels for rule in rules if not rule.actions)
         self.allowed = {
             action: _Filters(rule.levels for rule in rules if action in rule.actions)
@@ -164,9 +164,9 @@ class Acl:
     def __init__(
         self,
         *,
-        users: Mapping[str, Sequence[Rule]],
-        clients: Mapping[str, Sequence[Rule]],
-        patterns: Sequence[Rule],
+        users: Mapping[str, Sequence[AccessRule]],
+        clients: Mapping[str, Sequence[AccessRule]],
+        patterns: Sequence[AccessRule],
     ) -> None:
         self._users = {name: _RuleSet(rules) for name, rules in users.items()}
         self._clients = {name: _RuleSet(rules) for name, rules in clients.items()}
@@ -177,9 +177,9 @@ class Acl:
     @classmethod
     def parse(cls, lines: Sequence[str], path: PurePath) -> Self:
         """Parse the lines of an ACL file. Raises: UsageError, which names file and line."""
-        users: dict[str, list[Rule]] = {}
-        clients: dict[str, list[Rule]] = {}
-        patterns: list[Rule] = []
+        users: dict[str, list[AccessRule]] = {}
+        clients: dict[str, list[AccessRule]] = {}
+        patterns: list[AccessRule] = []
         # The lines before the first section are for clients without a user.
         section = users.setdefault("", [])
         for number, line in enumerate(lines, 1):
@@ -222,7 +222,7 @@ class Acl:
             sets.append(self._clients[client_id])
         if self._patterns:
             rules = _filled(self._patterns, {b"%u": user, b"%c": client_id})
-            if Rule(_DENY, ()) in rules:
+            if AccessRule(_DENY, ()) in rules:
                 return []
             sets.append(_RuleSet(rules))
         return sets
@@ -241,7 +241,7 @@ def _name(keyword: str, rest: str) -> str:
     return rest
 
 
-def _rule(rest: str) -> Rule:
+def _rule(rest: str) -> AccessRule:
     """Parse `[access] filter`; the access word is optional if the filter contains no blank."""
     first, text = _first_word(rest)
     if not text:
@@ -256,10 +256,10 @@ def _rule(rest: str) -> Rule:
         raise UsageError(
             "a rule must not have a shared filter: write the filter without $share/GROUP/"
         )
-    return Rule(_ACCESS[first], parsed.levels)
+    return AccessRule(_ACCESS[first], parsed.levels)
 
 
-def _topic_rule(rest: str) -> Rule:
+def _topic_rule(rest: str) -> AccessRule:
     rule = _rule(rest)
     if _names_in(rule):
         raise UsageError(
@@ -268,12 +268,12 @@ def _topic_rule(rest: str) -> Rule:
     return rule
 
 
-def _names_in(rule: Rule) -> set[bytes]:
+def _names_in(rule: AccessRule) -> set[bytes]:
     """Return which of %u and %c a rule mentions."""
     return {name for level in rule.levels for name in _PLACEHOLDER.findall(level)}
 
 
-def _filled(patterns: Iterable[Rule], names: Mapping[bytes, str]) -> list[Rule]:
+def _filled(patterns: Iterable[AccessRule], names: Mapping[bytes, str]) -> list[AccessRule]:
     """Return the patterns with %u and %c replaced.
 
     If a name cannot fill a pattern, one that allows is left out, and one that denies becomes wider.
@@ -289,7 +289,7 @@ def _filled(patterns: Iterable[Rule], names: Mapping[bytes, str]) -> list[Rule]:
             continue
         if mentioned - usable.keys():
             if rule.actions == _DENY:
-                rules.append(Rule(_DENY, _widened(rule.levels, usable)))
+                rules.append(AccessRule(_DENY, _widened(rule.levels, usable)))
             continue
         levels = tuple(
             _PLACEHOLDER.sub(lambda found: usable[found[0]], level) for level in rule.levels
@@ -297,7 +297,7 @@ def _filled(patterns: Iterable[Rule], names: Mapping[bytes, str]) -> list[Rule]:
         # A client named $SYS must not get the topics of the broker from `pattern read %c/#`.
         if levels[0][:1] == b"$" != rule.levels[0][:1] and rule.actions != _DENY:
             continue
-        rules.append(Rule(rule.actions, levels))
+        rules.append(AccessRule(rule.actions, levels))
     return rules
 
 

@@ -27,7 +27,7 @@ from siltstone.broker.publish.receive import PublishReceiver
 from siltstone.errors import PeerError
 from siltstone.guard import contain_with
 from siltstone.logs import log
-from siltstone.mqtt.connection import Connection, Event, State
+from siltstone.mqtt.connection import Event, ServerConnection, State
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import (
     ConnAck,
@@ -64,7 +64,7 @@ class ClientConnection:
         self._broker = broker
         self._outlet: Outlet = outlet
         limits = broker.limits
-        self._connection = Connection(
+        self._connection = ServerConnection(
             min(CONNECT_SIZE_MAX, limits.packet_size_max),
             limits.topic_levels_max,
             Bounds(

@@ -54,7 +54,7 @@ _EXAMINED_TOGETHER: Final = 16
 _REMEMBERED_MAX: Final = 10_000
 
 
-class Shell(Protocol):
+class ReclaimerShell(Protocol):
     """The functions of the loop that are needed."""
 
     def now(self) -> float:
@@ -111,7 +111,7 @@ class Reclaimer:
         groups: StoredShareGroups,
         *,
         pins: Pins,
-        shell: Shell,
+        shell: ReclaimerShell,
         timers: Timers,
         clock: Clock,
     ) -> None:

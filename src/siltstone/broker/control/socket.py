@@ -38,7 +38,7 @@ from siltstone.manage.transactions import (
     ConnectionTransactions,
     TransactionThreads,
 )
-from siltstone.manage.verb import Host, Nothing, PackedResponse, Role, Verb, parse
+from siltstone.manage.verb import Host, Nothing, PackedResponse, RequiredRight, Verb, parse
 from siltstone.manage.verbs import VERBS, run_verb
 from siltstone.manage.wire import LINE_MAX, PAYLOAD_MAX, encode_error, encode_line
 from siltstone.mqtt.reason import Reason
@@ -201,7 +201,7 @@ class ControlOperations:
         found = await self._in_thread(partial(run_verb, host, verb.name, request))
         if verb.name in self.afterwards:
             self.afterwards[verb.name](request)
-        if verb.role is Role.MANAGE:
+        if verb.role is RequiredRight.MANAGE:
             fields = request.model_dump()
             log(_LOG, logging.WARNING, "store_managed", verb=verb.name, request=fields)
         return found

@@ -24,7 +24,7 @@ from siltstone.topic.grammar import TopicFilter
 Act = Callable[[], None]
 
 
-class Shell(Protocol):
+class FeedShell(Protocol):
     """The functions of the loop that feeds need."""
 
     def now(self) -> float:
@@ -61,7 +61,7 @@ class Consumer(Protocol):
 class SessionFeeds:
     """The feed hub of a broker."""
 
-    def __init__(self, source: RowSource, shell: Shell, clock: Clock) -> None:
+    def __init__(self, source: RowSource, shell: FeedShell, clock: Clock) -> None:
         self._shell = shell
         self._clock = clock
         self.source = source

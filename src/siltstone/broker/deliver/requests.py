@@ -15,7 +15,7 @@ from typing import Protocol
 from siltstone.broker.access.access import Identity
 from siltstone.broker.broker import Broker
 from siltstone.broker.deliver.slices import SLICE_LEVELS, slice_end
-from siltstone.broker.deliver.subscribe import Replay, Rights
+from siltstone.broker.deliver.subscribe import Replay, SubscriptionRights
 from siltstone.guard import contain
 from siltstone.mqtt.encode import encode
 from siltstone.mqtt.packets import SubAck, Subscribe, UnsubAck, Unsubscribe
@@ -25,7 +25,7 @@ from siltstone.session.session import Session
 from siltstone.session.subscribed import Subscribed
 
 
-class Owner(Protocol):
+class Requester(Protocol):
     """The client that sends the requests."""
 
     ended: bool
@@ -43,7 +43,7 @@ class Requests:
     def __init__(
         self,
         broker: Broker,
-        owner: Owner,
+        owner: Requester,
         session: Session,
         identity: Identity,
         version: Version,
@@ -224,10 +224,10 @@ class Requests:
         self._is_refilling = False
         self.refill()
 
-    def _rights(self) -> Rights:
+    def _rights(self) -> SubscriptionRights:
         broker = self._broker
         # Methods of the broker, not of Access: the files may be read again.
-        return Rights(
+        return SubscriptionRights(
             may_subscribe=partial(broker.may_subscribe, self._identity),
             may_receive=None if broker.access.open else partial(broker.may_receive, self._identity),
         )

@@ -24,7 +24,7 @@ _ROUTE_BYTES: Final = 400
 _TARGET_BYTES: Final = 150
 
 
-class Target:
+class DeliveryTarget:
     """How one session receives the messages of a topic."""
 
     def __init__(self, outbox: Outbox) -> None:
@@ -35,7 +35,7 @@ class Target:
         # Whether a subscription has the no-local option. If so, `own` is the target for messages
         # that the session itself published, or None if it does not get them.
         self.no_local = False
-        self.own: Target | None = None
+        self.own: DeliveryTarget | None = None
 
     def add(self, subscriber: Subscriber) -> None:
         """Add one more subscription of the session."""
@@ -61,11 +61,11 @@ class Target:
         )
 
 
-class Route:
+class TopicRoute:
     """The receivers of the messages of one topic."""
 
     def __init__(self) -> None:
-        self.targets: list[Target] = []
+        self.targets: list[DeliveryTarget] = []
         self.groups: list[ShareGroup] = []
 
 
@@ -78,9 +78,9 @@ class Router:
         self._groups: dict[tuple[str, tuple[bytes, ...]], ShareGroup] = {}
         # The groups that each outbox is a member of.
         self._groups_of: dict[Outbox, dict[ShareGroup, None]] = {}
-        self._routes: dict[bytes, Route] = {}
+        self._routes: dict[bytes, TopicRoute] = {}
         self._routes_bytes = 0
-        self._nowhere = Route()
+        self._nowhere = TopicRoute()
         # The terms of new share groups; None if messages do not wait in groups.
         self.terms: LendingTerms | None = None
         # The groups with waiting messages, and groups that had some at the last look.
@@ -209,10 +209,10 @@ class Router:
             self._is_looking = True
             self.begins_to_wait()
 
-    def _find(self, topic: bytes) -> Route:
+    def _find(self, topic: bytes) -> TopicRoute:
         """Find the route of a topic with the matcher, and cache it."""
-        route = Route()
-        targets: dict[Outbox, Target] = {}
+        route = TopicRoute()
+        targets: dict[Outbox, DeliveryTarget] = {}
         for value in self._matcher.match(topic):
             if isinstance(value, ShareGroup):
                 route.groups.append(value)
@@ -223,7 +223,7 @@ class Router:
                 continue
             target = targets.get(outbox)
             if target is None:
-                target = Target(outbox)
+                target = DeliveryTarget(outbox)
                 targets[outbox] = target
                 route.targets.append(target)
             target.add(subscriber)
@@ -231,7 +231,7 @@ class Router:
                 target.no_local = True
             else:
                 if target.own is None:
-                    target.own = Target(outbox)
+                    target.own = DeliveryTarget(outbox)
                 target.own.add(subscriber)
         for target in route.targets:
             if not target.no_local:
@@ -241,7 +241,7 @@ class Router:
         self._remember(topic, route)
         return route
 
-    def _remember(self, topic: bytes, route: Route) -> None:
+    def _remember(self, topic: bytes, route: TopicRoute) -> None:
         size = _size(topic, route)
         if self._routes_bytes + size > self._routes_bytes_max:
             self.forget_routes()
@@ -259,6 +259,6 @@ class Router:
             self._routes_bytes -= _size(topic, route)
 
 
-def _size(topic: bytes, route: Route) -> int:
+def _size(topic: bytes, route: TopicRoute) -> int:
     """Return the estimated size of a cached route, in bytes."""
     return _ROUTE_BYTES + len(topic) + _TARGET_BYTES * len(route.targets)

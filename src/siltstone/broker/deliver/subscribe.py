@@ -40,7 +40,7 @@ _PUT_OFF_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rights:
+class SubscriptionRights:
     """The rights of a client to subscribe and read; `may_receive` is None if all is allowed."""
 
     may_subscribe: Callable[[TopicFilter], bool]
@@ -73,7 +73,7 @@ class Subscriptions:
         self._put_off: dict[str, deque[Replay]] = {}
 
     def subscribe(
-        self, session: Session, packet: Subscribe, rights: Rights
+        self, session: Session, packet: Subscribe, rights: SubscriptionRights
     ) -> tuple[tuple[Reason, ...], list[Replay]]:
         """Add all filters of a packet; return the reasons, and the retained messages to send."""
         session.outbox.changing()
@@ -125,7 +125,9 @@ class Subscriptions:
                 reasons.append(Reason.NO_SUBSCRIPTION_EXISTED)
         return tuple(reasons)
 
-    def restore(self, session: Session, saved: Iterator[Subscribed], rights: Rights) -> bool:
+    def restore(
+        self, session: Session, saved: Iterator[Subscribed], rights: SubscriptionRights
+    ) -> bool:
         """Route as many subscriptions of earlier connections as one turn processes.
 
         Return whether there may be more.
@@ -138,7 +140,7 @@ class Subscriptions:
                 return True
         return False
 
-    def put_back(self, session: Session, saved: Subscribed, rights: Rights) -> None:
+    def put_back(self, session: Session, saved: Subscribed, rights: SubscriptionRights) -> None:
         """Route a subscription that a session has from an earlier connection."""
         session.subscriptions[saved.subscription.filter.text] = saved
         self._registry.count_subscription(session, saved.subscription.filter)
@@ -205,7 +207,11 @@ class Subscriptions:
         return False
 
     def _route(
-        self, session: Session, subscription: Subscription, identifier: int, rights: Rights
+        self,
+        session: Session,
+        subscription: Subscription,
+        identifier: int,
+        rights: SubscriptionRights,
     ) -> None:
         topic_filter = subscription.filter
         subscriber = Subscriber(
@@ -248,7 +254,7 @@ class Subscriptions:
         session.groups[subscription.filter.text] = group
 
     def _refusal(
-        self, session: Session, topic_filter: TopicFilter, rights: Rights
+        self, session: Session, topic_filter: TopicFilter, rights: SubscriptionRights
     ) -> Reason | None:
         if len(topic_filter.levels) > self._limits.topic_levels_max:
             return Reason.TOPIC_FILTER_INVALID

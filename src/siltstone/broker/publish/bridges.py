@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import PurePath
 
 from siltstone.bridge.bridge import Bridge, Here, publisher_of
-from siltstone.bridge.outbound import Pace
+from siltstone.bridge.outbound import WaitingBytes
 from siltstone.bridge.settings import LinkSettings, LinkTopic
 from siltstone.broker.broker import Broker
 from siltstone.broker.publish.internal import publish_here
@@ -42,7 +42,7 @@ def open_links(broker: Broker, fs: FileSystem, data: PurePath) -> list[Bridge]:
             spool,
             Here(
                 publish=partial(publish_here, broker, publisher_of(bridge.name)),
-                pace=Pace(broker.bridge.hold, broker.bridge.release),
+                pace=WaitingBytes(broker.bridge.hold, broker.bridge.release),
             ),
             fs=fs,
             clock=broker.clock,

@@ -52,7 +52,7 @@ class Exchange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class PutReceipt:
     """The result of a put.
 
     `refused` has the indexes of messages that exceed the limits, `exchanges` the changes by the
@@ -113,7 +113,7 @@ class RetainedMessages:
         expiries: list[int],
         publisher: bytes,
         durability: Durability,
-    ) -> Receipt:
+    ) -> PutReceipt:
         """Retain a batch of messages, one after the other; an empty payload clears its topic.
 
         Properties and expiries may be empty lists, as in a PublishBatch. A message that clears a
@@ -155,7 +155,7 @@ class RetainedMessages:
             Exchange(topic, self._index.get(topic), after) for topic, after in planned.items()
         ]
         ticket = self._change(planned, now_us, durability)
-        return Receipt(ticket=ticket, refused=refused, exchanges=exchanges)
+        return PutReceipt(ticket=ticket, refused=refused, exchanges=exchanges)
 
     def take_back(self, exchanges: list[Exchange]) -> Ticket | None:
         """Restore the messages that topics had before a put, unless they were changed since.

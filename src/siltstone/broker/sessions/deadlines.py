@@ -30,7 +30,7 @@ _LOOK_SECONDS: Final = 1.0
 _MANY: Final = 1000
 
 
-class Shell(Protocol):
+class DeadlineShell(Protocol):
     """The functions of the loop that are needed."""
 
     def now(self) -> float:
@@ -48,7 +48,7 @@ class Deadlines:
         durables: Durables,
         groups: StoredShareGroups,
         *,
-        shell: Shell,
+        shell: DeadlineShell,
         timers: Timers,
         clock: Clock,
         wills: DueWills,

@@ -53,7 +53,7 @@ _LOOK_SECONDS: Final = 1.0
 _MISTAKE: Final = "internal error: see the log of the broker"
 
 
-class Shell(Protocol):
+class SessionShell(Protocol):
     """The functions of the loop that durable sessions need."""
 
     def now(self) -> float:
@@ -78,7 +78,7 @@ class Durables:
         feeding: SessionFeeds,
         run: int,
         *,
-        shell: Shell,
+        shell: SessionShell,
         timers: Timers,
         clock: Clock,
         interest: Interest,

@@ -30,7 +30,7 @@ from siltstone.rows.stored import StoredBatch
 from siltstone.session.archive.keys import group_parts
 from siltstone.session.archive.owned.group import OwnedGroup
 from siltstone.session.archive.records import SavedGroup
-from siltstone.session.durable.progress import Progress
+from siltstone.session.durable.progress import SessionProgress
 from siltstone.session.durable.saved_progress import done_of, position_of, restore_progress
 from siltstone.session.durable.saves import SaveScheduler, SaveTicket
 from siltstone.session.lending import Lending, Member
@@ -78,7 +78,7 @@ class StoredShareGroup:
         self.name = topic_filter.group
         self.text = topic_filter.text
         self.filter = TopicFilter.parse(b"/".join(topic_filter.levels).decode())
-        self.progress = Progress()
+        self.progress = SessionProgress()
         self.lending = Lending(terms.strategy, self.progress)
         # The start position of a new group.
         self.ends = ends

@@ -46,7 +46,7 @@ _INFLIGHT_PER_COUNT: Final = 8
 _QUEUED_PER_COUNT: Final = 250
 
 
-class Inflight(NamedTuple):
+class CapturedInflight(NamedTuple):
     """A message in flight, as it was when captured."""
 
     delivery: Delivery
@@ -72,7 +72,7 @@ class Captured(NamedTuple):
     expiry_seconds: int
     last_active: float
     subscriptions: list[Subscribed]
-    inflight: list[Inflight]
+    inflight: list[CapturedInflight]
     waiting: list[Delivery | Run]
     received: tuple[int, ...]
     released: tuple[int, ...]
@@ -171,7 +171,7 @@ class Capture:
             self._now if left_at is None else left_at,
             list(session.subscriptions.values()),
             [
-                Inflight(each, each.properties, each.packet_id)
+                CapturedInflight(each, each.properties, each.packet_id)
                 for each in inflight
                 if not each.released
             ],

@@ -15,13 +15,13 @@ from typing import Final
 
 from siltstone.broker.access.access import Identity
 from siltstone.broker.broker import Broker
-from siltstone.broker.deliver.subscribe import Rights
+from siltstone.broker.deliver.subscribe import SubscriptionRights
 from siltstone.broker.retained.log import Retained
 from siltstone.errors import UsageError
 from siltstone.mqtt.packets import Subscription, Will
 from siltstone.mqtt.properties import decode_properties
 from siltstone.mqtt.publish import stored_properties
-from siltstone.mqtt.wire import PacketType, Reader, encode_variable
+from siltstone.mqtt.wire import PacketReader, PacketType, encode_variable
 from siltstone.rows.batch import RETAIN
 from siltstone.session.sending.delivery import NEVER, Delivery, Run, Spilled, encode_run
 from siltstone.session.session import Session
@@ -63,7 +63,7 @@ class SnapshotLoad:
         self._now = broker.shell.now()
         self._now_us = broker.clock.now_us()
         self._session: Session | None = None
-        self._rights: Rights | None = None
+        self._rights: SubscriptionRights | None = None
         self._left_at = 0.0
         self._inflight: list[Delivery] = []
         self._waiting: list[Delivery] = []
@@ -171,7 +171,7 @@ class SnapshotLoad:
         )
         if self._rights is None:
             identity = Identity(user=session.user, client_id=session.client_id)
-            self._rights = Rights(
+            self._rights = SubscriptionRights(
                 may_subscribe=partial(broker.may_subscribe, identity),
                 may_receive=None if broker.access.open else partial(broker.may_receive, identity),
             )
@@ -228,7 +228,7 @@ class SnapshotLoad:
             self._inflight.append(delivery)
 
     def _will(self, record: WaitingWill) -> Will:
-        reader = Reader(encode_variable(len(record.properties)) + record.properties)
+        reader = PacketReader(encode_variable(len(record.properties)) + record.properties)
         left = max(0.0, -self._broker.clock.passed_us(record.due_us) / SECOND_US)
         return Will(
             topic=record.topic,

@@ -51,10 +51,10 @@ _CUTS_MAX: Final = 5
 _PIECE: Final = 1
 
 # Begins a snapshot, on the loop.
-Begin = Callable[[], "Begun"]
+Begin = Callable[[], "BegunSnapshot"]
 
 
-class Begun(NamedTuple):
+class BegunSnapshot(NamedTuple):
     """A snapshot that was begun.
 
     `records` are to be written; None among them means that a step found no record. `end` is called
@@ -201,16 +201,16 @@ class Snapshots:
         if self._keeper is not None:
             self._keeper.close()
 
-    def _write(self, begun: Begun) -> Saved:
+    def _write(self, begun: BegunSnapshot) -> Saved:
         return self.keeper.save(begun.records, source=self._source, pace=begun.pace)
 
 
-def begin_capture(broker: Broker, loop: asyncio.AbstractEventLoop) -> Begun:
+def begin_capture(broker: Broker, loop: asyncio.AbstractEventLoop) -> BegunSnapshot:
     """Begin a snapshot of the state that a broker has in memory."""
     capture = Capture(broker)
     counts = broker.statistics
     pace = LoopPace(loop, perf_counter, sleep, lambda: counts.bytes_received)
-    return Begun(_captured_records(capture), capture.close, pace)
+    return BegunSnapshot(_captured_records(capture), capture.close, pace)
 
 
 def _captured_records(capture: Capture) -> Iterator[Record | None]:
@@ -222,7 +222,7 @@ def _captured_records(capture: Capture) -> Iterator[Record | None]:
         yield None
 
 
-def begin_backup(broker: Broker, fs: FileSystem, data: PurePath) -> Begun:
+def begin_backup(broker: Broker, fs: FileSystem, data: PurePath) -> BegunSnapshot:
     """Begin a snapshot of a store, which is read as another process would read it.
 
     Rows that are delivered meanwhile are kept until the snapshot is written, because it contains
@@ -231,7 +231,7 @@ def begin_backup(broker: Broker, fs: FileSystem, data: PurePath) -> Begun:
     source = BackupSource(fs, data, partial(open_read_only, fs))
     counts = broker.statistics
     pace = ThreadPace(perf_counter, sleep, lambda: counts.bytes_received)
-    return Begun(source.records(), broker.pins.take(), pace, partial(_cut, broker, source))
+    return BegunSnapshot(source.records(), broker.pins.take(), pace, partial(_cut, broker, source))
 
 
 async def _cut(broker: Broker, source: BackupSource) -> None:

@@ -80,7 +80,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ClientPlan:
     """The settings that the options result in."""
 
     settings: ClientSettings
@@ -117,7 +117,7 @@ class Plan:
 
 
 @contextmanager
-def hinted(chosen: Plan, session: ClientSession) -> Iterator[None]:
+def hinted(chosen: ClientPlan, session: ClientSession) -> Iterator[None]:
     """Add a hint about TLS, the login or the broker to the error of a connection that never
     worked.
     """
@@ -354,7 +354,7 @@ def takes_client_options(command: Callable[..., None]) -> Callable[..., None]:
     return takes_options(command, ClientOptions, "client")
 
 
-def plan(options: ClientOptions, *, role: str, window: int = WINDOW_DEFAULT) -> Plan:
+def plan(options: ClientOptions, *, role: str, window: int = WINDOW_DEFAULT) -> ClientPlan:
     """Combine the options; `role` is part of a generated client id.
 
     Raises: UsageError.
@@ -374,7 +374,7 @@ def plan(options: ClientOptions, *, role: str, window: int = WINDOW_DEFAULT) -> 
         password = url.password.encode()
     expiry = SESSION_FOREVER if options.session_expiry is None else options.session_expiry
     random_id = f"siltstone-{role}-{token_hex(4)}"
-    return Plan(
+    return ClientPlan(
         settings=ClientSettings(
             client_id=random_id if options.client_id is None else options.client_id,
             version=version,

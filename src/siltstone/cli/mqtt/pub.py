@@ -15,7 +15,7 @@ import typer
 
 from siltstone.cli.mqtt.client_options import (
     ClientOptions,
-    Plan,
+    ClientPlan,
     encoded_topic,
     hinted,
     parse_seconds,
@@ -86,7 +86,7 @@ class LinePublisher:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ClientPlan,
         session: ClientSession,
         publication: Publication,
         read: Callable[[int], bytes],
@@ -234,7 +234,9 @@ def _payload(message: str | None, file: Path | None, *, stdin: bool) -> bytes:
     return (message or "").encode(errors="surrogateescape")
 
 
-def _publish_one(chosen: Plan, publication: Publication, payload: bytes, *, verbose: bool) -> None:
+def _publish_one(
+    chosen: ClientPlan, publication: Publication, payload: bytes, *, verbose: bool
+) -> None:
     session = chosen.session()
     session.outgoing.add(publication, [payload])
     session.finish()
@@ -244,7 +246,7 @@ def _publish_one(chosen: Plan, publication: Publication, payload: bytes, *, verb
     _conclude(session, status, started if verbose else None)
 
 
-def _publish_lines(chosen: Plan, publication: Publication, *, verbose: bool) -> None:
+def _publish_lines(chosen: ClientPlan, publication: Publication, *, verbose: bool) -> None:
     session = chosen.session()
     outgoing = session.outgoing
     publisher = LinePublisher(chosen, session, publication, stdin_reader())

@@ -23,7 +23,7 @@ from typing import Any, Final
 from siltstone.errors import UsageError
 from siltstone.mqtt.properties import NO_PROPERTIES, Properties, decode_properties
 from siltstone.mqtt.publish import PublishBatch
-from siltstone.mqtt.wire import PacketType, Reader, encode_variable
+from siltstone.mqtt.wire import PacketReader, PacketType, encode_variable
 from siltstone.units import SECOND_US
 
 # Renders messages that were received at a time in µs since 1970.
@@ -34,7 +34,7 @@ _ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "e": b"\x1b",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class ReceivedMessage:
     """One received message."""
 
     topic: bytes
@@ -49,7 +49,9 @@ class Message:
         data = self.encoded_properties
         if not data:
             return NO_PROPERTIES
-        return decode_properties(Reader(encode_variable(len(data)) + data), PacketType.PUBLISH)
+        return decode_properties(
+            PacketReader(encode_variable(len(data)) + data), PacketType.PUBLISH
+        )
 
 
 def plain(end: bytes) -> Render:
@@ -74,7 +76,7 @@ def formatted(text: str, end: bytes) -> Render:
     def render(batch: PublishBatch, time_us: int) -> bytes:
         written: list[bytes] = []
         for index in range(len(batch.topics)):
-            message = Message(
+            message = ReceivedMessage(
                 topic=batch.topics[index],
                 payload=batch.values[index],
                 flags=batch.flags[index],
@@ -88,7 +90,7 @@ def formatted(text: str, end: bytes) -> Render:
     return render
 
 
-def json_document(message: Message) -> dict[str, Any]:
+def json_document(message: ReceivedMessage) -> dict[str, Any]:
     """Return a message in the JSON form of `siltstone read --json` and `siltstone append`."""
     document: dict[str, Any] = {
         "timestamp": _iso(message.time_us),
@@ -105,9 +107,9 @@ def json_document(message: Message) -> dict[str, Any]:
     return document
 
 
-def _parse(text: str) -> list[bytes | Callable[[Message], bytes]]:
+def _parse(text: str) -> list[bytes | Callable[[ReceivedMessage], bytes]]:
     """Split a format into text and fields."""
-    parts: list[bytes | Callable[[Message], bytes]] = []
+    parts: list[bytes | Callable[[ReceivedMessage], bytes]] = []
     characters = iter(text)
     for character in characters:
         if character not in {"%", "\\"}:
@@ -128,11 +130,11 @@ def _iso(time_us: int) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _json(message: Message) -> bytes:
+def _json(message: ReceivedMessage) -> bytes:
     return json.dumps(json_document(message), ensure_ascii=False).encode()
 
 
-def _user_properties(message: Message) -> bytes:
+def _user_properties(message: ReceivedMessage) -> bytes:
     return " ".join(f"{key}:{value}" for key, value in message.properties.user_properties).encode()
 
 
@@ -140,7 +142,7 @@ def _text(value: object) -> bytes:
     return b"" if value is None else str(value).encode()
 
 
-_FIELDS: Final[Mapping[str, Callable[[Message], bytes] | bytes]] = {
+_FIELDS: Final[Mapping[str, Callable[[ReceivedMessage], bytes] | bytes]] = {
     "t": lambda message: message.topic,
     "p": lambda message: message.payload,
     "x": lambda message: message.payload.hex().encode(),

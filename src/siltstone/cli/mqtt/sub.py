@@ -10,7 +10,7 @@ import typer
 
 from siltstone.cli.mqtt.client_options import (
     ClientOptions,
-    Plan,
+    ClientPlan,
     hinted,
     plan,
     takes_client_options,
@@ -155,7 +155,7 @@ def choose_render(text: str | None, *, json: bool, verbose: bool, no_newline: bo
 
 
 def _receive(
-    chosen: Plan,
+    chosen: ClientPlan,
     wanted: WantedSubscriptions,
     render: Render,
     *,
@@ -188,7 +188,7 @@ def _receive(
 
 
 async def _until(
-    chosen: Plan, session: ClientSession, receiver: Receiver, seconds: float | None
+    chosen: ClientPlan, session: ClientSession, receiver: Receiver, seconds: float | None
 ) -> None:
     try:
         async with asyncio.timeout(seconds):

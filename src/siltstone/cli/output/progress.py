@@ -19,7 +19,7 @@ from rich.text import Text
 
 from siltstone.cli.output.output import console_on
 from siltstone.errors import SiltstoneError
-from siltstone.fs.api import Entry, EntryKind, File, FileSystem
+from siltstone.fs.api import DirectoryEntry, EntryKind, File, FileSystem
 from siltstone.settings.quantities import format_size
 
 BYTES: Final = "bytes"
@@ -123,7 +123,7 @@ def tree_size(fs: FileSystem, directory: PurePath) -> int:
     return total
 
 
-def _used(entry: Entry) -> int:
+def _used(entry: DirectoryEntry) -> int:
     # A segment that is being written has its full size from the start, with a hole at its end.
     return min(entry.size_bytes, entry.allocated_bytes)
 

@@ -26,7 +26,7 @@ from siltstone.cli.pipeline.spark import (
     pipeline,
     session,
 )
-from siltstone.cli.pipeline.stopping import Stop, stopping
+from siltstone.cli.pipeline.stopping import StopRequest, stopping
 from siltstone.errors import UsageError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.scan.options import parse_duration
@@ -132,7 +132,7 @@ def tier(
     _show_tiered(replace(report, database=database), ended=stop.asked or continuous, json=json)
 
 
-def _steps(job: Any, stop: Stop, *, continuous: bool, pace: float) -> Iterator[Any]:
+def _steps(job: Any, stop: StopRequest, *, continuous: bool, pace: float) -> Iterator[Any]:
     """Yield the batches of a run; a continuous one commits when rows are due, and keeps house."""
     while not stop.asked:
         began = monotonic()

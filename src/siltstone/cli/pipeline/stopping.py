@@ -12,7 +12,7 @@ from typing import Final
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stop:
+class StopRequest:
     """Whether a job was asked to stop. A second signal interrupts it at once."""
 
     def __init__(self) -> None:
@@ -52,9 +52,9 @@ class Stop:
 
 
 @contextmanager
-def stopping(*, listens: bool) -> Iterator[Stop]:
+def stopping(*, listens: bool) -> Iterator[StopRequest]:
     """Yield an event that signals set; without `listens`, signals keep their meaning."""
-    stop = Stop()
+    stop = StopRequest()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     if listens:
         stop.listen()

@@ -51,7 +51,7 @@ _KINDS: Final[Mapping[type, str]] = {
 }
 
 
-class Record(NamedTuple):
+class RowToAppend(NamedTuple):
     """A row to append."""
 
     topic: bytes
@@ -86,7 +86,7 @@ class BadLines:
             self.first.append(line)
 
 
-def read_json_lines(lines: Iterable[bytes]) -> Generator[Record | BadLine, None, None]:
+def read_json_lines(lines: Iterable[bytes]) -> Generator[RowToAppend | BadLine, None, None]:
     """Yield a row or a BadLine for each line that is not blank."""
     for number, line in enumerate(lines, 1):
         if line.isspace():
@@ -99,7 +99,7 @@ def read_json_lines(lines: Iterable[bytes]) -> Generator[Record | BadLine, None,
             yield BadLine(number, _reason(exc))
 
 
-def read_csv(file: BinaryIO) -> Generator[Record | BadLine, None, None]:
+def read_csv(file: BinaryIO) -> Generator[RowToAppend | BadLine, None, None]:
     """Yield a row or a BadLine for each line below the header; close it before the file.
 
     Raises: UsageError for the header.
@@ -127,15 +127,15 @@ def read_csv(file: BinaryIO) -> Generator[Record | BadLine, None, None]:
 
 
 def gather(
-    records: Iterable[Record | BadLine], rows_max: int, bad: BadLines | None
+    records: Iterable[RowToAppend | BadLine], rows_max: int, bad: BadLines | None
 ) -> Iterator[Columns]:
     """Yield rows in groups of rows_max; bad lines are collected in `bad`, if it is given.
 
     Raises: UsageError at the first bad line otherwise; the rows of its group are not yielded.
     """
-    group: list[Record] = []
+    group: list[RowToAppend] = []
     for record in records:
-        if isinstance(record, Record):
+        if isinstance(record, RowToAppend):
             group.append(record)
             if len(group) == rows_max:
                 yield _columns(group)
@@ -156,12 +156,12 @@ def _checked(topic: str) -> bytes:
     return encoded
 
 
-def _columns(group: list[Record]) -> Columns:
+def _columns(group: list[RowToAppend]) -> Columns:
     topics, values, publishers, flags, properties = map(list, zip(*group, strict=True))
     return Columns(topics, values, publishers, flags, properties)
 
 
-def _from_json(line: bytes) -> Record:
+def _from_json(line: bytes) -> RowToAppend:
     document = _parsed(line)
     if not isinstance(document, dict):
         raise UsageError(f"expected a JSON object, got {_KINDS.get(type(document), 'null')}")
@@ -177,7 +177,7 @@ def _from_json(line: bytes) -> Record:
         raise UsageError(f"qos must be 0, 1 or 2, got {qos!r}")
     if not isinstance(retain, bool):
         raise UsageError(f"retain must be true or false, got {retain!r}")
-    return Record(
+    return RowToAppend(
         _checked(topic),
         _json_value(document),
         _publisher(publisher),
@@ -265,7 +265,7 @@ def _csv_header(reader: Iterator[list[str]]) -> list[str]:
     return header
 
 
-def _from_csv(header: list[str], fields: list[str]) -> Record:
+def _from_csv(header: list[str], fields: list[str]) -> RowToAppend:
     if len(fields) != len(header):
         raise UsageError(f"expected {len(header)} fields as in the header, got {len(fields)}")
     row = dict(zip(header, fields, strict=True))
@@ -280,7 +280,7 @@ def _from_csv(header: list[str], fields: list[str]) -> Record:
         value = _decoded(encoded)
     else:
         value = row.get("value", "").encode(errors="surrogateescape")
-    return Record(
+    return RowToAppend(
         _checked(row["topic"]),
         value,
         _publisher(row.get("publisher", "")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from siltstone.store.writer.replication.follower import Status
+from siltstone.store.writer.replication.follower import FollowerStatus
 from siltstone.store.writer.replication.health import CLOCK_US_MAX
 from siltstone.store.writer.replication.sites.alarms import Alarm, AlarmKind
 
@@ -51,7 +51,7 @@ def _of_shard(key: str, shard: Mapping[str, Any]) -> dict[Alarm, str]:
         )
     for name, replica in shard["replicas"].items():
         place = f"{key} at {name}"
-        if replica["status"] == Status.STOPPED.value:
+        if replica["status"] == FollowerStatus.STOPPED.value:
             found[Alarm(AlarmKind.DIVERGED, place)] = replica["reason"] or "the site has stopped"
         if replica["full"]:
             found[Alarm(AlarmKind.NO_SPACE, place)] = "the site waits for disk space"
@@ -68,6 +68,6 @@ def is_ready(state: Mapping[str, Any]) -> bool:
         return False
     return all(
         shard["leader"] is not None
-        and shard["replicas"][state["site"]]["status"] == Status.CURRENT.value
+        and shard["replicas"][state["site"]]["status"] == FollowerStatus.CURRENT.value
         for shard in state["shards"].values()
     )

@@ -17,13 +17,13 @@ from typing import Any, Final
 from nats.errors import Error as NatsError
 
 from siltstone.cluster.copying import PeerFiles
-from siltstone.cluster.settings import ClusterSettings
-from siltstone.cluster.sites.seen import AWAY_SECONDS, Copying, Peer, SiteShard, key_of
+from siltstone.cluster.settings import SiteSettings
+from siltstone.cluster.sites.seen import AWAY_SECONDS, Copying, PeerSite, SiteShard, key_of
 from siltstone.errors import RetryError, SiltstoneError
 from siltstone.logs import log
 from siltstone.store.segment.sift import index_path
 from siltstone.store.shard.replicated.copying import collect
-from siltstone.store.writer.replication.follower import Status
+from siltstone.store.writer.replication.follower import FollowerStatus
 
 _LOG: Final = logging.getLogger("siltstone.cluster")
 _AGAIN_SECONDS: Final = 1.0
@@ -40,9 +40,9 @@ class Copier:
 
     def __init__(
         self,
-        settings: ClusterSettings,
+        settings: SiteSettings,
         shards: Mapping[str, SiteShard],
-        peers: Mapping[str, Peer],
+        peers: Mapping[str, PeerSite],
         ask: Ask,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -126,7 +126,7 @@ class Copier:
             for name, peer in self._peers.items()
             if key in peer.shards
             and now - peer.heard_at < AWAY_SECONDS
-            and peer.shards[key]["status"] == Status.CURRENT.value
+            and peer.shards[key]["status"] == FollowerStatus.CURRENT.value
             and (not copying.sources or name in copying.sources)
         }
         able = {name: at for name, at in known.items() if at + 1 >= copying.first}

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from siltstone.cluster.settings import ClusterSettings
+from siltstone.cluster.settings import SiteSettings
 from siltstone.errors import NotFoundError, UsageError
-from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.sites.membership import ShardSites
 from siltstone.store.writer.replication.sites.planning import Facts, Site, SiteRole, move
 
 # What a site may become, and from what.
@@ -20,12 +20,12 @@ _MAY: Final[Mapping[SiteRole, frozenset[SiteRole]]] = {
 }
 
 
-def is_entered(site: Site | None, settings: ClusterSettings, producers: bytes) -> bool:
+def is_entered(site: Site | None, settings: SiteSettings, producers: bytes) -> bool:
     """Return whether the registry knows a site as it is now."""
     return site is not None and (site.zone, site.producers) == (settings.zone, producers)
 
 
-def entered(site: Site | None, *, settings: ClusterSettings, producers: bytes) -> Site:
+def entered(site: Site | None, *, settings: SiteSettings, producers: bytes) -> Site:
     """Return the entry of a site that starts: one with a shared log is a member at once."""
     role = SiteRole.MEMBER if settings.keeps_logs else SiteRole.OBSERVER
     return replace(site or Site(role=role), zone=settings.zone, producers=producers)
@@ -66,7 +66,7 @@ def check_role(
         raise UsageError(f"no other member of the cluster is running to take over from {name!r}")
 
 
-def moved(facts: Facts, placement: Placement, *, old: str, new: str) -> Placement | None:
+def moved(facts: Facts, placement: ShardSites, *, old: str, new: str) -> ShardSites | None:
     """Return the placement that replaces a replica. Raises: UsageError."""
     known = facts.sites.get(new)
     if known is None or known.role is not SiteRole.MEMBER:
@@ -80,7 +80,7 @@ def moved(facts: Facts, placement: Placement, *, old: str, new: str) -> Placemen
     return planned
 
 
-def preferring(placement: Placement, *, site: str) -> Placement | None:
+def preferring(placement: ShardSites, *, site: str) -> ShardSites | None:
     """Return the placement with a preferred leader, "" for any. Raises: UsageError."""
     if site and site not in (placement.wanted or placement.replicas):
         raise UsageError(f"site {site!r} has no replica of the shard")

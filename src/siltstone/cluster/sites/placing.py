@@ -13,18 +13,18 @@ from collections.abc import Mapping
 from statistics import median_low
 from typing import Any, Final
 
-from siltstone.cluster.registry import Registry
-from siltstone.cluster.settings import ClusterSettings
+from siltstone.cluster.registry import ClusterRegistry
+from siltstone.cluster.settings import SiteSettings
 from siltstone.cluster.shared_log import stream_of
-from siltstone.cluster.sites.seen import AWAY_SECONDS, Peer, SiteShard
+from siltstone.cluster.sites.seen import AWAY_SECONDS, PeerSite, SiteShard
 from siltstone.logs import log
 from siltstone.store.writer.replication.codec import VERSION
-from siltstone.store.writer.replication.follower import Status
+from siltstone.store.writer.replication.follower import FollowerStatus
 from siltstone.store.writer.replication.health import clock_is_wrong
 from siltstone.store.writer.replication.sites.membership import (
     HOLD_US,
     Hold,
-    Placement,
+    ShardSites,
     is_behind,
     leave,
     next_placement,
@@ -54,9 +54,9 @@ class Placing:
 
     def __init__(
         self,
-        settings: ClusterSettings,
+        settings: SiteSettings,
         shards: Mapping[str, SiteShard],
-        peers: Mapping[str, Peer],
+        peers: Mapping[str, PeerSite],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.site = settings.site
@@ -162,7 +162,7 @@ class Placing:
             for name, peer in self._peers.items()
             if self.is_alive(name)
             and not peer.is_stopping
-            and peer.shards.get(key, {}).get("status") == Status.CURRENT.value
+            and peer.shards.get(key, {}).get("status") == FollowerStatus.CURRENT.value
         ]
 
     def _able_to_lead(self, key: str) -> list[str]:
@@ -180,7 +180,7 @@ class Placing:
 
     # Placements
 
-    async def place(self, registry: Registry, key: str, shard: SiteShard) -> None:
+    async def place(self, registry: ClusterRegistry, key: str, shard: SiteShard) -> None:
         """Take the next step of a shard's placement: join it, move it, or trim its log."""
         view, tail = shard.log.view, shard.tail
         if tail is None:
@@ -199,12 +199,12 @@ class Placing:
             await tail.trim(shard.placement.trim)
             tail.first = shard.placement.trim
 
-    def _next(self, key: str, shard: SiteShard, before: Placement | None) -> Placement | None:
+    def _next(self, key: str, shard: SiteShard, before: ShardSites | None) -> ShardSites | None:
         """Return the placement after the next step; None if it stays."""
         view = shard.log.view
         if before is None:
             sites = frozenset({self.site})
-            return Placement(replicas=sites, insync=sites) if view.leads else None
+            return ShardSites(replicas=sites, insync=sites) if view.leads else None
         if self.site not in before.insync:
             synced = self._synced(key) | {self.site: view.synced}
             joined = next_placement(
@@ -233,7 +233,7 @@ class Placing:
             if key in peer.shards
         }
 
-    def _without_absent(self, key: str, shard: SiteShard, before: Placement) -> Placement | None:
+    def _without_absent(self, key: str, shard: SiteShard, before: ShardSites) -> ShardSites | None:
         """Return the placement without an in-sync site that is away, or far behind."""
         assert shard.tail is not None
         synced, now = self._synced(key), self._loop.time()
@@ -250,7 +250,7 @@ class Placing:
                 return leave(before, name)
         return None
 
-    def _trimmed(self, key: str, shard: SiteShard, before: Placement) -> Placement | None:
+    def _trimmed(self, key: str, shard: SiteShard, before: ShardSites) -> ShardSites | None:
         """Return the placement with a higher trim, if enough messages may go."""
         assert shard.tail is not None
         now, synced = self._loop.time(), self._synced(key) | {self.site: shard.log.view.synced}
@@ -266,7 +266,7 @@ class Placing:
             return None
         return after
 
-    def _tell_of(self, shard: SiteShard, before: Placement | None, after: Placement) -> None:
+    def _tell_of(self, shard: SiteShard, before: ShardSites | None, after: ShardSites) -> None:
         facts: dict[str, Any] = {"database": shard.log.database, "shard": shard.log.shard}
         known = frozenset() if before is None else before.insync
         for name in sorted(known - after.insync):

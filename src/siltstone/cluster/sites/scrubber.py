@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from nats.errors import Error as NatsError
 
-from siltstone.cluster.settings import ClusterSettings
+from siltstone.cluster.settings import SiteSettings
 from siltstone.cluster.sites.copier import Ask, Copier
 from siltstone.cluster.sites.placing import Placing
 from siltstone.cluster.sites.seen import SiteShard, key_of
@@ -23,7 +23,7 @@ from siltstone.errors import CorruptionError, NotFoundError, SiltstoneError
 from siltstone.logs import log
 from siltstone.store.shard.replicated.damage import digest_of_rows
 from siltstone.store.shard.replicated.log import ReplicatedLog
-from siltstone.store.writer.replication.sites.scrubbing import Finding, compare
+from siltstone.store.writer.replication.sites.scrubbing import CopyFinding, compare
 
 _LOG: Final = logging.getLogger("siltstone.cluster")
 _FIRST_SECONDS: Final = 2.0
@@ -35,7 +35,7 @@ class Scrubber:
 
     def __init__(
         self,
-        settings: ClusterSettings,
+        settings: SiteSettings,
         shards: Mapping[str, SiteShard],
         placing: Placing,
         ask: Ask,
@@ -131,15 +131,15 @@ class Scrubber:
         others = await self._others(key, path)
         replicas = frozenset() if shard.placement is None else shard.placement.replicas
         found = compare(own, others, copies=len(replicas | others.keys() | {self._placing.site}))
-        if found.finding is Finding.REPAIR:
+        if found.finding is CopyFinding.REPAIR:
             if own is not None:
                 log(_LOG, logging.ERROR, "segment_differs", shard=key, segment=path)
             return True
         place = f"{key}/{path}"
-        if found.finding is Finding.UNDECIDED and place not in self.undecided:
+        if found.finding is CopyFinding.UNDECIDED and place not in self.undecided:
             self.undecided.add(place)
             log(_LOG, logging.CRITICAL, "segments_undecided", shard=key, segment=path)
-        elif found.finding is Finding.SOUND:
+        elif found.finding is CopyFinding.SOUND:
             self.undecided.discard(place)
         return False
 

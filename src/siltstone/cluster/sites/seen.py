@@ -11,7 +11,7 @@ from siltstone.cluster.copying import PeerFiles
 from siltstone.cluster.shared_log import LogTail
 from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.writer.replication.health import ClaimTimer, OutboxTimer
-from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.sites.membership import ShardSites
 
 # A site that was not heard for this long is shown as away.
 AWAY_SECONDS: Final = 3.0
@@ -29,7 +29,7 @@ class SiteShard:
     tail: LogTail | None = None
     task: asyncio.Task[None] | None = None
     # As it was last read.
-    placement: Placement | None = None
+    placement: ShardSites | None = None
     leading_since: float = 0.0
     # Segments that are being repaired; this site does not lead meanwhile.
     damaged: frozenset[str] = frozenset()
@@ -38,7 +38,7 @@ class SiteShard:
 
 
 @dataclass(slots=True)
-class Peer:
+class PeerSite:
     """What was last heard of another site."""
 
     heard_at: float

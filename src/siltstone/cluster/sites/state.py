@@ -6,15 +6,15 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from siltstone.cluster.sites.placing import Placing
-from siltstone.cluster.sites.seen import Peer, SiteShard
-from siltstone.store.writer.replication.sites.membership import Placement, majority
+from siltstone.cluster.sites.seen import PeerSite, SiteShard
+from siltstone.store.writer.replication.sites.membership import ShardSites, majority
 from siltstone.store.writer.replication.sites.planning import Site, SiteRole
 
 
 def state_of(
     placing: Placing,
     shards: Mapping[str, SiteShard],
-    peers: Mapping[str, Peer],
+    peers: Mapping[str, PeerSite],
     mine: Mapping[str, Mapping[str, Any]],
     undecided: Collection[str] = (),
 ) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def _state(placing: Placing, name: str) -> str:
 def _shard(
     placing: Placing,
     shard: SiteShard,
-    peers: Mapping[str, Peer],
+    peers: Mapping[str, PeerSite],
     key: str,
     mine: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _shard(
     }
 
 
-def transition(placement: Placement | None, successor: str) -> dict[str, Any] | None:
+def transition(placement: ShardSites | None, successor: str) -> dict[str, Any] | None:
     """Return what is being changed about the sites of a shard, None if nothing is."""
     if placement is None:
         return None
@@ -115,7 +115,7 @@ def possible(replicas: int, sites: Mapping[str, Site]) -> int:
     return min(replicas, able) if able else replicas
 
 
-def health(placement: Placement | None, known: frozenset[str], *, wanted: int) -> str:
+def health(placement: ShardSites | None, known: frozenset[str], *, wanted: int) -> str:
     """Return how many of the replicas of a shard are there: ok, under-replicated, below quorum."""
     if placement is None:
         return "not placed"

@@ -52,14 +52,14 @@ from siltstone.pipeline.lake.files import (
     write_file,
 )
 from siltstone.pipeline.lake.ledger import Ledger, lake_directory, read_ledger
-from siltstone.pipeline.lake.merge import StoredFile
+from siltstone.pipeline.lake.merge import TableFile
 from siltstone.pipeline.lake.names import DEAD_LETTER, OTHER
-from siltstone.pipeline.lake.rules import Rule, Rules, load_rules
+from siltstone.pipeline.lake.rules import Rules, TableRule, load_rules
 from siltstone.pipeline.lake.tables.rewrite import (
     REWRITE,
-    Change,
     OpenRewrite,
     Rewrites,
+    TableChange,
     read_rewrites,
     write_rewrites,
 )
@@ -73,7 +73,7 @@ _OPTIONS: Final = ReadOptions(filters=(), rows_per_batch=65_536)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class RewriteDraft:
     """The files that were written for a rewrite, and the files of tables that they replace."""
 
     tables: frozenset[str]
@@ -118,11 +118,11 @@ class Rewriter:
         self._run = run
         self._opened = opened
 
-    def draft(self, tables: Sequence[str], rules: Rules) -> Draft:
+    def draft(self, tables: Sequence[str], rules: Rules) -> RewriteDraft:
         """Write new files for the rows that tables have now. Raises: SiltstoneError."""
-        return self._extended(Draft(tables=frozenset(tables), rules=rules))
+        return self._extended(RewriteDraft(tables=frozenset(tables), rules=rules))
 
-    def complete(self, draft: Draft, batch: int) -> Mapping[str, int]:
+    def complete(self, draft: RewriteDraft, batch: int) -> Mapping[str, int]:
         """Add what came since the draft, and change the tables; return their new rows.
 
         The caller also holds the lock of the batches; `batch` is the last one, and has ended.
@@ -209,7 +209,7 @@ class Rewriter:
     def _has(self, table: str) -> bool:
         return has_table(self._fs, self._lake / table)
 
-    def _is_left(self, change: Change) -> bool:
+    def _is_left(self, change: TableChange) -> bool:
         """Return whether a table that only loses rows was removed: it has nothing more to lose."""
         return not change.add and change.remove != () and not self._has(change.table)
 
@@ -252,7 +252,7 @@ class Rewriter:
         replace_rules(self._fs, self._lake, before, self._clock)
         return kept
 
-    def _extended(self, draft: Draft) -> Draft:
+    def _extended(self, draft: RewriteDraft) -> RewriteDraft:
         """Write files for the rows that no file of the draft has."""
         files = {
             path
@@ -287,7 +287,7 @@ class Rewriter:
         place = self._lake / table
         return [place / file.path for file in stored_files(place, self._opened)]
 
-    def _dead(self, tables: frozenset[str]) -> dict[PurePath, StoredFile]:
+    def _dead(self, tables: frozenset[str]) -> dict[PurePath, TableFile]:
         """Return the files with dead letters that were meant for some tables."""
         place = self._lake / DEAD_LETTER
         if not has_table(self._fs, place):
@@ -298,7 +298,7 @@ class Rewriter:
             if dead_tables(place / file.path) & tables
         }
 
-    def _changes(self, draft: Draft) -> list[Change]:
+    def _changes(self, draft: RewriteDraft) -> list[TableChange]:
         """Return the changes, in their order: a row is in two tables rather than in none."""
         made = draft.files()
         removed: dict[str, list[str]] = {}
@@ -310,7 +310,7 @@ class Rewriter:
                     made.setdefault(DEAD_LETTER, []).append(self._stored(file, others))
         order = sorted({*made, *removed, *draft.tables}, key=lambda name: name in draft.tables)
         return [
-            Change(
+            TableChange(
                 table=table,
                 schema=self._schema(table, draft),
                 remove=None if table in draft.tables else tuple(removed.get(table, ())),
@@ -319,7 +319,7 @@ class Rewriter:
             for table in order
         ]
 
-    def _stored(self, file: StoredFile, rows: pa.Table) -> MadeFile:
+    def _stored(self, file: TableFile, rows: pa.Table) -> MadeFile:
         """Write the rest of a file of dead letters."""
         path = PurePath(file.path).parent / f"moved-{secrets.token_hex(8)}.parquet"
         size, stats = write_file(self._fs, self._lake / DEAD_LETTER / path, rows)
@@ -333,7 +333,7 @@ class Rewriter:
             stats=stats,
         )
 
-    def _schema(self, table: str, draft: Draft) -> str:
+    def _schema(self, table: str, draft: RewriteDraft) -> str:
         """Return the Delta schema that a table gets; a table that gains rows gains columns now.
 
         Raises: UsageError if two rules do not agree, or a rule does not fit its table.
@@ -359,7 +359,7 @@ def _shape(table: str, rules: Rules) -> tuple[pa.Schema, pa.Schema] | None:
         return dead_schema(), partition_schema("day")
     feeding = [rule for rule in rules.rules if rule.table == table]
     if not feeding and table == OTHER:
-        feeding = [Rule(filter="#", table=OTHER)]
+        feeding = [TableRule(filter="#", table=OTHER)]
     if not feeding:
         return None
     try:
@@ -372,7 +372,7 @@ def _shape(table: str, rules: Rules) -> tuple[pa.Schema, pa.Schema] | None:
     return columns, partition_schema(feeding[0].partition)
 
 
-def _moved(draft: Draft) -> dict[str, str]:
+def _moved(draft: RewriteDraft) -> dict[str, str]:
     """Return the tables that no rule feeds any more, with the table that has most of their rows."""
     fed = {rule.table for rule in draft.rules.rules} | {DEAD_LETTER, OTHER}
     made = draft.files()

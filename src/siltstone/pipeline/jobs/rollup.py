@@ -40,7 +40,7 @@ from siltstone.pipeline.lake.names import (
     free_name,
     plain_name,
 )
-from siltstone.pipeline.lake.rules import RULES, Rule, load_rules
+from siltstone.pipeline.lake.rules import RULES, TableRule, load_rules
 from siltstone.pipeline.table import table
 
 _WINDOW: Final = re.compile(r"(\d+)\s*(second|minute|hour|day|week)s?")
@@ -156,7 +156,7 @@ class _Rollup:
         if settings.topics:
             template_parts(settings.topics, [*self.rule.levels, "window_start"])
 
-    def _find_rule(self) -> Rule:
+    def _find_rule(self) -> TableRule:
         for rule in self._rules.rules:
             if rule.table == self._settings.table:
                 if rule.decode != "json":

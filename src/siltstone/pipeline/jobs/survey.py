@@ -15,8 +15,8 @@ import pyarrow as pa
 from siltstone.pipeline.lake.fields import Field, extended, wider
 from siltstone.pipeline.lake.names import level_columns, table_name
 from siltstone.pipeline.lake.payloads import Decoder, find_fields, likely_decoder
-from siltstone.pipeline.lake.rules import Partition, Rule, Rules, in_order
-from siltstone.pipeline.lake.tables.structures import Kind, find_structures
+from siltstone.pipeline.lake.rules import Partition, Rules, TableRule, in_order
+from siltstone.pipeline.lake.tables.structures import PayloadKind, find_structures
 
 # The number of payloads of a topic, and of a structure, that are looked at.
 TOPIC_SAMPLE: Final = 20
@@ -37,7 +37,7 @@ class Customs:
     def decoder(self, topic: str, payloads: Sequence[bytes]) -> Decoder:
         """Return the decoder of the payloads of a topic."""
         for text, decoder in self.decode.items():
-            if Rules([Rule(filter=text, table="sample")]).has(topic):
+            if Rules([TableRule(filter=text, table="sample")]).has(topic):
                 return decoder
         return likely_decoder(payloads)
 
@@ -99,20 +99,20 @@ def learned(known: Rules, samples: Samples, customs: Customs) -> Rules:
     for topic, payloads in samples.items():
         decoder = customs.decoder(topic, payloads)
         paths = () if decoder in ("text", "raw") else find_fields(payloads, decoder)
-        kinds[topic] = Kind(decode=decoder, fields=frozenset(path for path, _ in paths))
+        kinds[topic] = PayloadKind(decode=decoder, fields=frozenset(path for path, _ in paths))
     patterns = find_structures(kinds)
-    places = Rules(in_order([Rule(filter=text, table="", learned=True) for text in patterns]))
+    places = Rules(in_order([TableRule(filter=text, table="", learned=True) for text in patterns]))
     fed: dict[str, list[bytes]] = {text: [] for text in patterns}
     begun: dict[str, str] = {}
     for topic, payloads in samples.items():
         text = places.find(topic).filter
         fed[text] += payloads[: RULE_SAMPLE - len(fed[text])]
         begun[text] = _common_start(begun.get(text, topic), topic)
-    joined: dict[str, list[Rule]] = {text: [] for text in patterns}
+    joined: dict[str, list[TableRule]] = {text: [] for text in patterns}
     for text, rule in own.items():
         joined[places.find(text.replace("+", _ANY)).filter].append(rule)
     names = [*customs.taken, *(rule.table for rule in known.rules)]
-    made: list[Rule] = []
+    made: list[TableRule] = []
     for text, kind in patterns.items():
         rule = own.get(text) or _new_rule(
             text, kind, joined[text], names, customs, begun.get(text, "")
@@ -131,25 +131,25 @@ def _common_start(one: str, other: str) -> str:
     return one[:size]
 
 
-def _kind(rule: Rule) -> Kind:
-    return Kind(decode=rule.decode, fields=frozenset(field.path for field in rule.fields))
+def _kind(rule: TableRule) -> PayloadKind:
+    return PayloadKind(decode=rule.decode, fields=frozenset(field.path for field in rule.fields))
 
 
 def _new_rule(
     text: str,
-    kind: Kind,
-    joined: Sequence[Rule],
+    kind: PayloadKind,
+    joined: Sequence[TableRule],
     names: Sequence[str],
     customs: Customs,
     begun: str,
-) -> Rule:
+) -> TableRule:
     """Return a rule for a structure; `begun` is what its new topics have in common at first."""
     levels = text.split("/")
     # A structure that varies at all levels has no word for its name.
     named = levels if levels.count("+") < len(levels) else [begun.rstrip("0123456789"), *levels]
     partitions = {rule.partition for rule in joined} or {customs.partition}
     drifts = {rule.drift for rule in joined}
-    rule = Rule(
+    rule = TableRule(
         filter=text,
         table=table_name(named, names),
         levels=tuple(level_columns(levels)),
@@ -162,7 +162,7 @@ def _new_rule(
     return replace(rule, fields=_joined_fields(rule, joined)) if joined else rule
 
 
-def _joined_fields(rule: Rule, joined: Iterable[Rule]) -> tuple[Field, ...]:
+def _joined_fields(rule: TableRule, joined: Iterable[TableRule]) -> tuple[Field, ...]:
     """Return the fields of all rules; a field with different types holds the values of all."""
     kinds: dict[tuple[str, ...], str] = {}
     for old in joined:
@@ -174,7 +174,7 @@ def _joined_fields(rule: Rule, joined: Iterable[Rule]) -> tuple[Field, ...]:
     return extended((), kinds.items(), rule.taken())
 
 
-def _with_samples(rule: Rule, payloads: Sequence[bytes]) -> Rule:
+def _with_samples(rule: TableRule, payloads: Sequence[bytes]) -> TableRule:
     if not payloads or rule.decode in ("text", "raw"):
         return rule
     found = find_fields(payloads, rule.decode)

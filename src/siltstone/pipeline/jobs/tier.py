@@ -42,8 +42,8 @@ from siltstone.pipeline.jobs.upkeep import (
     tidy,
 )
 from siltstone.pipeline.lake.delta import (
-    Compaction,
     OpenTables,
+    TableCompaction,
     add_files,
     content,
     ensure_table,
@@ -78,7 +78,7 @@ from siltstone.pipeline.lake.ledger import (
 from siltstone.pipeline.lake.merge import FAN_IN, MergeTask
 from siltstone.pipeline.lake.names import DEAD_LETTER, OTHER, Content
 from siltstone.pipeline.lake.payloads import Decoder
-from siltstone.pipeline.lake.rules import RULES, Partition, Rule, Rules, load_rules
+from siltstone.pipeline.lake.rules import RULES, Partition, Rules, TableRule, load_rules
 from siltstone.pipeline.lake.tables.rewrite import Rewrites, read_rewrites
 from siltstone.pipeline.lake.tables.versions import store_rules
 from siltstone.scan.columns.schema import table_schema
@@ -336,7 +336,7 @@ class TierJob:
         self._keep(self._ledger.opened(batch.start, batch.stop, batch.rules))
         return self._finish(batch, written)
 
-    def tidy(self) -> list[Compaction]:
+    def tidy(self) -> list[TableCompaction]:
         """Merge small files that this job has added, and now and then remove old versions.
 
         The work of a call is bounded. Nothing is done while another process does it.
@@ -469,7 +469,7 @@ class TierJob:
         ):
             shape = dead_schema(), partition_schema("day")
             if table != DEAD_LETTER:
-                rule = rules.get(name, Rule(filter="#", table=table))
+                rule = rules.get(name, TableRule(filter="#", table=table))
                 shape = rule_schema(rule), partition_schema(rule.partition)
             if self._fitting.get((table, name)) != shape:
                 wanted.setdefault(table, {})[name] = shape

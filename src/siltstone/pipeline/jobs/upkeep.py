@@ -17,8 +17,8 @@ from siltstone.fs.api import FileSystem
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import create_directories
 from siltstone.pipeline.lake.delta import (
-    Compaction,
     Opener,
+    TableCompaction,
     batch_of,
     columns_of,
     list_files,
@@ -154,7 +154,7 @@ def tidy(
     *,
     bytes_max: int = ROUND_BYTES,
     opened: Opener = open_table,
-) -> list[Compaction]:
+) -> list[TableCompaction]:
     """Merge small files of some tables, at most about `bytes_max` of them.
 
     The caller holds the lock of the files. Raises: RetryError.
@@ -184,15 +184,15 @@ def _merged(
     tasks: Sequence[MergeTask],
     merge: Merger,
     opened: Opener = open_table,
-) -> list[Compaction]:
+) -> list[TableCompaction]:
     """Merge files, and put the new ones in their place, table by table."""
     made = list(zip(tasks, merge(tasks) if tasks else (), strict=True))
-    done: list[Compaction] = []
+    done: list[TableCompaction] = []
     for table in dict.fromkeys(task.table for task in tasks):
         merged = [(task.inputs, file) for task, file in made if task.table == table]
         replace_merged(fs, clock, lake / table, merged, opened)
         removed = sum(len(inputs) for inputs, _ in merged)
-        done.append(Compaction(table=table, files_removed=removed, files_added=len(merged)))
+        done.append(TableCompaction(table=table, files_removed=removed, files_added=len(merged)))
     return done
 
 
@@ -202,7 +202,7 @@ def compact_lake(
     database: str = "",
     target_bytes: int = FILE_BYTES,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> list[Compaction]:
+) -> list[TableCompaction]:
     """Merge the small files of every table; `progress` gets the tables done and the total.
 
     It works beside a running tier job.
@@ -215,7 +215,7 @@ def compact_lake(
         refuse_open_rewrite(fs, lake)
         refuse_overwritten(fs, lake)
         names = list_tables(fs, lake)
-        done: list[Compaction] = []
+        done: list[TableCompaction] = []
         for name in names:
             progress(len(done), len(names))
             ended = ended_batch(fs, lake)
@@ -231,7 +231,7 @@ def compact_lake(
                 for part in _merged(fs, clock, lake, [task], merge_here(fs)):
                     removed += part.files_removed
                     added += part.files_added
-            done.append(Compaction(table=name, files_removed=removed, files_added=added))
+            done.append(TableCompaction(table=name, files_removed=removed, files_added=added))
         return done
 
 

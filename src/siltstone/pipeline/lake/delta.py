@@ -34,7 +34,7 @@ from siltstone.errors import CorruptionError, RetryError, StorageFullError, Usag
 from siltstone.fs.api import EntryKind, FileSystem
 from siltstone.fs.publish import remove_file
 from siltstone.pipeline.lake.files import MadeFile
-from siltstone.pipeline.lake.merge import StoredFile
+from siltstone.pipeline.lake.merge import TableFile
 from siltstone.pipeline.lake.names import CONTENTS, PARTITION_COLUMNS, Content, content_of
 from siltstone.pipeline.lake.tables.commits import (
     LOG,
@@ -44,7 +44,7 @@ from siltstone.pipeline.lake.tables.commits import (
     commit_path,
     create_log,
 )
-from siltstone.pipeline.lake.tables.rewrite import Change, read_rewrites
+from siltstone.pipeline.lake.tables.rewrite import TableChange, read_rewrites
 
 _DRAWN: Final = re.compile("\x1b\\[[0-9;]*m|↳")
 _LAST_CHECKPOINT: Final = "_last_checkpoint"
@@ -80,7 +80,7 @@ class LakeFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compaction:
+class TableCompaction:
     """The result of compacting a table."""
 
     table: str
@@ -94,7 +94,7 @@ def open_table(table: PurePath, version: int | None = None) -> DeltaTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class TableHead:
     """The newest version of a table, and the number of the last batch of an application in it.
 
     A plain table has no feature whose commits need more entries than files and transactions.
@@ -114,17 +114,17 @@ class OpenTables:
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
         self._held: dict[PurePath, DeltaTable] = {}
-        self._heads: dict[tuple[PurePath, str], Head] = {}
+        self._heads: dict[tuple[PurePath, str], TableHead] = {}
         self._mutex = Lock()
 
-    def head(self, table: PurePath, application: str) -> Head:
+    def head(self, table: PurePath, application: str) -> TableHead:
         """Return the head of a table; delta-rs opens it only after a commit of others."""
         head = self._heads.get((table, application))
         if head is not None and self._is_newest(table, head.version):
             return head
         delta = self(table)
         protocol = delta.protocol()
-        head = Head(
+        head = TableHead(
             version=delta.version(),
             batch=delta.transaction_version(application) or 0,
             is_plain=protocol.min_reader_version <= READER
@@ -133,7 +133,7 @@ class OpenTables:
         self.keep_head(table, application, head)
         return head
 
-    def keep_head(self, table: PurePath, application: str, head: Head) -> None:
+    def keep_head(self, table: PurePath, application: str, head: TableHead) -> None:
         """Remember the head of a table after a commit of this process."""
         with self._mutex:
             self._heads[table, application] = head
@@ -312,7 +312,7 @@ def add_files(
                 # Another program has committed meanwhile.
                 head = tables.head(table, application)
                 continue
-            head = Head(version=version, batch=batch, is_plain=head.is_plain)
+            head = TableHead(version=version, batch=batch, is_plain=head.is_plain)
             tables.keep_head(table, application, head)
             if version - (_checkpointed(fs, table) or 0) >= _CHECKPOINT_EVERY:
                 _write_checkpoint(fs, table, tables(table))
@@ -473,17 +473,17 @@ def _microseconds(times: tuple[Any, Any] | None) -> tuple[int, int] | None:
     return first, last + 999
 
 
-def stored_files(table: PurePath, opened: Opener = open_table) -> list[StoredFile]:
+def stored_files(table: PurePath, opened: Opener = open_table) -> list[TableFile]:
     """Return the current files of a table, as they can be merged."""
     with _told(table):
         return _stored_of(_additions_of(opened(table)))
 
 
-def _stored_of(actions: pa.Table) -> list[StoredFile]:
+def _stored_of(actions: pa.Table) -> list[TableFile]:
     columns = {name: actions.column(name).to_pylist() for name in actions.column_names}
     keys = [name for name in columns if name.startswith("partition.")]
     return [
-        StoredFile(
+        TableFile(
             path=path,
             batch=batch_of(path),
             size_bytes=columns["size_bytes"][place],
@@ -498,7 +498,7 @@ def replace_merged(
     fs: FileSystem,
     clock: Clock,
     table: PurePath,
-    merged: Sequence[tuple[Sequence[StoredFile], MadeFile]],
+    merged: Sequence[tuple[Sequence[TableFile], MadeFile]],
     opened: Opener = open_table,
 ) -> None:
     """Put merged files in place of their inputs in one transaction, durably.
@@ -528,7 +528,7 @@ def swap_files(
     fs: FileSystem,
     clock: Clock,
     table: PurePath,
-    change: Change,
+    change: TableChange,
     *,
     transactions: Mapping[str, int],
     opened: Opener = open_table,
@@ -619,7 +619,7 @@ def _removals(
     ]
 
 
-def _removal(file: StoredFile, now_ms: int, *, changes: bool) -> RemoveAction:
+def _removal(file: TableFile, now_ms: int, *, changes: bool) -> RemoveAction:
     return RemoveAction(
         file.path,
         data_change=changes,

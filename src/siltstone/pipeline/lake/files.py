@@ -35,7 +35,7 @@ from siltstone.pipeline.lake.payloads import (
     rescue_columns,
     text_columns,
 )
-from siltstone.pipeline.lake.rules import Partition, Rule, Rules
+from siltstone.pipeline.lake.rules import Partition, Rules, TableRule
 from siltstone.scan.columns.levels import ROWS_MAX, level_lists
 from siltstone.scan.columns.schema import table_schema
 from siltstone.scan.options import ReadOptions
@@ -75,7 +75,7 @@ class WriteTask:
 
     portion: Readable
     options: ReadOptions
-    rules: tuple[Rule, ...]
+    rules: tuple[TableRule, ...]
     lake: str
     batch: int
     skip: frozenset[str] = frozenset()
@@ -113,7 +113,7 @@ class Written:
         return replace(self, files=tuple(file for file in self.files if file.rule not in rules))
 
 
-def rule_schema(rule: Rule) -> pa.Schema:
+def rule_schema(rule: TableRule) -> pa.Schema:
     """Return the columns of the files of a rule."""
     return _with_levels(_decoded_schema(rule))
 
@@ -123,7 +123,7 @@ def dead_schema() -> pa.Schema:
     return _with_levels(_UNDECODED)
 
 
-def _decoded_schema(rule: Rule) -> pa.Schema:
+def _decoded_schema(rule: TableRule) -> pa.Schema:
     """Return the columns of a rule without the levels, which are added after sorting."""
     extra = [pa.field(name, pa.string()) for name in rule.levels]
     extra += [pa.field(name, kind) for name, kind in text_columns(rule.decode).items()]
@@ -146,7 +146,7 @@ def partition_schema(partition: Partition) -> pa.Schema:
 def write_portion(task: WriteTask, fs: FileSystem) -> Written:
     """Run a task. Raises: SlabDroppedError, CorruptionError, StorageFullError."""
     rules = Rules(task.rules)
-    held: dict[str, tuple[Rule, list[pa.RecordBatch]]] = {}
+    held: dict[str, tuple[TableRule, list[pa.RecordBatch]]] = {}
     slabs: dict[str, int] = {}
     schema = table_schema(ROW_COLUMNS)
     for batch in task.portion.batches(fs, task.options, schema):
@@ -178,7 +178,7 @@ class _Writer:
     left_out: list[tuple[str, Path]] = field(default_factory=list)
     _pending: list[tuple[PurePath, pa.Buffer]] = field(default_factory=list)
 
-    def write(self, rule: Rule, rows: pa.Table) -> None:
+    def write(self, rule: TableRule, rows: pa.Table) -> None:
         """Write the rows of one rule; if they have new fields that it can add, report these
         instead.
         """
@@ -200,7 +200,9 @@ class _Writer:
             dead = [_dead(chunk, part, rule) for chunk, part in zip(chunks, decoded, strict=True)]
             self._write_table(rule, DEAD_LETTER, pa.concat_tables(dead), "day")
 
-    def _write_table(self, rule: Rule, table: str, rows: pa.Table, partition: Partition) -> None:
+    def _write_table(
+        self, rule: TableRule, table: str, rows: pa.Table, partition: Partition
+    ) -> None:
         for values, part in _partitions(rows, partition):
             place = PurePath(*(f"{name}={value}" for name, value in values.items()))
             batch = f"{self.task.batch:08d}" if self.task.batch else "moved"
@@ -288,7 +290,7 @@ def _count_slabs(batch: pa.RecordBatch, slabs: dict[str, int]) -> None:
         slabs[slab] = slabs.get(slab, 0) + item["counts"]
 
 
-def _by_rule(batch: pa.RecordBatch, rules: Rules) -> Iterator[tuple[Rule, pa.RecordBatch]]:
+def _by_rule(batch: pa.RecordBatch, rules: Rules) -> Iterator[tuple[TableRule, pa.RecordBatch]]:
     """Yield the rows of each rule, in order."""
     topics = batch.column("topic").dictionary_encode()
     chosen = [rules.find(topic) for topic in topics.dictionary.to_pylist()]
@@ -307,7 +309,7 @@ def _by_rule(batch: pa.RecordBatch, rules: Rules) -> Iterator[tuple[Rule, pa.Rec
         start += counts[number]
 
 
-def _decode(chunk: pa.Table, rule: Rule) -> Decoded:
+def _decode(chunk: pa.Table, rule: TableRule) -> Decoded:
     payload = _array(chunk, "payload")
     decoded = decode_rows(payload, rule.decode, rule.fields, rule.drift)
     if rule.drift == "reject" and decoded.bad is not None:
@@ -325,7 +327,7 @@ def _array(chunk: pa.Table, name: str) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _good(chunk: pa.Table, decoded: Decoded, rule: Rule) -> pa.Table:
+def _good(chunk: pa.Table, decoded: Decoded, rule: TableRule) -> pa.Table:
     """Return the rows that were decoded, with their columns."""
     topics = _array(chunk, "topic").dictionary_encode()
     words = pc.split_pattern(topics.dictionary, "/")
@@ -335,7 +337,7 @@ def _good(chunk: pa.Table, decoded: Decoded, rule: Rule) -> pa.Table:
     return table if decoded.bad is None else table.filter(pc.invert(decoded.bad))
 
 
-def _dead(chunk: pa.Table, decoded: Decoded, rule: Rule) -> pa.Table:
+def _dead(chunk: pa.Table, decoded: Decoded, rule: TableRule) -> pa.Table:
     """Return the rows that could not be decoded, with the reasons."""
     if decoded.bad is None:
         return _UNDECODED.empty_table()

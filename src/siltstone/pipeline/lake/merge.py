@@ -36,7 +36,7 @@ Partition = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFile:
+class TableFile:
     """A current file of a table; `batch` is None for a merged file."""
 
     path: str
@@ -52,7 +52,7 @@ class MergeTask:
 
     lake: str
     table: str
-    inputs: tuple[StoredFile, ...]
+    inputs: tuple[TableFile, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -61,23 +61,23 @@ class MergeTask:
 
 
 def choose_merges(
-    files: Iterable[StoredFile],
+    files: Iterable[TableFile],
     *,
     ended: int,
     is_over: Callable[[Partition], bool],
     target_bytes: int = FILE_BYTES,
-) -> list[tuple[StoredFile, ...]]:
+) -> list[tuple[TableFile, ...]]:
     """Return the files to merge, small ones first; `ended` is the last batch that has ended."""
-    groups: dict[tuple[tuple[str, str], ...], list[StoredFile]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[TableFile]] = {}
     for file in files:
         if file.size_bytes < target_bytes and (file.batch is None or file.batch <= ended):
             groups.setdefault(tuple(sorted(file.partition.items())), []).append(file)
-    chosen: list[tuple[StoredFile, ...]] = []
+    chosen: list[tuple[TableFile, ...]] = []
     for group in groups.values():
         if is_over(group[0].partition):
             chosen += _filled(group, target_bytes)
             continue
-        levels: dict[int, list[StoredFile]] = {}
+        levels: dict[int, list[TableFile]] = {}
         for file in group:
             levels.setdefault(_level(file.size_bytes), []).append(file)
         for same in levels.values():
@@ -93,9 +93,9 @@ def _level(size_bytes: int) -> int:
     return level
 
 
-def _filled(files: Sequence[StoredFile], target_bytes: int) -> Iterator[tuple[StoredFile, ...]]:
+def _filled(files: Sequence[TableFile], target_bytes: int) -> Iterator[tuple[TableFile, ...]]:
     """Yield groups of two or more files, each up to the size of a file, in the order of paths."""
-    held: list[StoredFile] = []
+    held: list[TableFile] = []
     for file in sorted(files, key=lambda file: file.path):
         if held and sum(one.size_bytes for one in held) + file.size_bytes > target_bytes:
             if len(held) > 1:

@@ -19,7 +19,7 @@ _AFTER_SLASH: Final = "0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class QueryScope:
     """The topics, times and batches of a query; batches up to `batch` have ended.
 
     `is_still` means that no batch ended while the files were listed. Compacted files then have only
@@ -45,7 +45,7 @@ class Pruned:
     partly: list[LakeFile]
 
 
-def prune(files: Iterable[LakeFile], scope: Scope) -> Pruned:
+def prune(files: Iterable[LakeFile], scope: QueryScope) -> Pruned:
     """Sort the files of a lake into whole, partly and not wanted."""
     pruned = Pruned(whole=[], partly=[])
     for file in files:
@@ -60,7 +60,7 @@ def prune(files: Iterable[LakeFile], scope: Scope) -> Pruned:
     return pruned
 
 
-def _may_hold(file: LakeFile, scope: Scope) -> bool:
+def _may_hold(file: LakeFile, scope: QueryScope) -> bool:
     if file.times_us is not None:
         first, last = file.times_us
         if last < scope.since_us or (scope.until_us is not None and first >= scope.until_us):
@@ -70,7 +70,7 @@ def _may_hold(file: LakeFile, scope: Scope) -> bool:
     return any(may_match(topic_filter, file.topics) for topic_filter in scope.filters)
 
 
-def _in_time(file: LakeFile, scope: Scope) -> bool:
+def _in_time(file: LakeFile, scope: QueryScope) -> bool:
     if file.times_us is None:
         return scope.since_us == 0 and scope.until_us is None
     first, last = file.times_us

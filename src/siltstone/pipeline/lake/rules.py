@@ -57,7 +57,7 @@ _ESCAPES: Final = re.compile(r"\\(?:(ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2})|.)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class TableRule:
     """The table and decoding of the topics of a filter; `levels` has a column for each +."""
 
     filter: str
@@ -78,14 +78,14 @@ class Rule:
         """Whether new fields stay in the payload."""
         return len(self.fields) >= FIELDS_MAX
 
-    def with_fields(self, found: Sequence[tuple[Path, str]]) -> Rule:
+    def with_fields(self, found: Sequence[tuple[Path, str]]) -> TableRule:
         """Return the rule with new fields; with `evolve`, a known one may have a wider type."""
         fields = extended(self.fields, found, self.taken())
         return replace(
             self, fields=evolved(fields, dict(found)) if self.drift == "evolve" else fields
         )
 
-    def with_wanted(self) -> Rule:
+    def with_wanted(self) -> TableRule:
         """Return the rule with the types that are wanted."""
         fields = (
             replace(field, kind=field.wanted or field.kind, wanted="") for field in self.fields
@@ -114,19 +114,19 @@ class Rule:
         }
 
 
-_FALLBACK: Final = Rule(filter="#", table=OTHER)
+_FALLBACK: Final = TableRule(filter="#", table=OTHER)
 
 
 class Rules:
     """Rules in the order in which they are tried."""
 
-    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+    def __init__(self, rules: Iterable[TableRule] = ()) -> None:
         ordered = sorted(rules, key=lambda rule: rule.learned)
-        self.rules: tuple[Rule, ...] = (*ordered,)
+        self.rules: tuple[TableRule, ...] = (*ordered,)
         self._matcher: Matcher | None = None
-        self._known: dict[str, Rule] = {}
+        self._known: dict[str, TableRule] = {}
 
-    def find(self, topic: str) -> Rule:
+    def find(self, topic: str) -> TableRule:
         """Return the rule of a topic."""
         rule = self._known.get(topic)
         if rule is None:
@@ -146,11 +146,11 @@ class Rules:
                 self._matcher.put(TopicFilter.parse(item.filter).levels, place, place)
         return cast("list[int]", self._matcher.match(topic.encode()))
 
-    def changed(self, rule: Rule) -> Rules:
+    def changed(self, rule: TableRule) -> Rules:
         """Return the rules with the one of this filter replaced."""
         return self.replaced([rule])
 
-    def replaced(self, rules: Iterable[Rule]) -> Rules:
+    def replaced(self, rules: Iterable[TableRule]) -> Rules:
         """Return the rules with those of some filters replaced."""
         by_filter = {rule.filter: rule for rule in rules}
         return Rules(by_filter.get(known.filter, known) for known in self.rules)
@@ -223,18 +223,18 @@ class Rules:
         return TITLE + "".join(_rule_toml(rule.to_json()) for rule in self.rules)
 
 
-def in_order(rules: Sequence[Rule]) -> list[Rule]:
+def in_order(rules: Sequence[TableRule]) -> list[TableRule]:
     """Return rules in the order in which they are tried: among learned ones, words before +."""
     own = [rule for rule in rules if not rule.learned]
     learned = [(_wildness(rule), rule) for rule in rules if rule.learned]
     return own + [rule for _, rule in sorted(learned, key=lambda item: item[0])]
 
 
-def _wildness(rule: Rule) -> tuple[list[bool], str]:
+def _wildness(rule: TableRule) -> tuple[list[bool], str]:
     return [level == "+" for level in rule.filter.split("/")], rule.filter
 
 
-def _with_columns(rule: Rule, later: Rule, rewritten: Collection[str]) -> Rule:
+def _with_columns(rule: TableRule, later: TableRule, rewritten: Collection[str]) -> TableRule:
     """Return a rule with the additional fields of a later form of it."""
     if later.table in rewritten:
         return later
@@ -326,7 +326,7 @@ def rules_from_json(values: Sequence[Mapping[str, Any]], name: str) -> Rules:
     return Rules(rules)
 
 
-def _read_rule(value: Mapping[str, Any], name: str) -> Rule:
+def _read_rule(value: Mapping[str, Any], name: str) -> TableRule:
     known = {"filter", "table", "levels", "decode", "partition", "learned", "drift", "fields"}
     if unknown := sorted(set(value) - known):
         raise UsageError(
@@ -346,7 +346,7 @@ def _read_rule(value: Mapping[str, Any], name: str) -> Rule:
     levels = tuple(value.get("levels", level_columns(parsed.text.split("/"))))
     if len(levels) != parsed.levels.count(b"+"):
         raise UsageError(f"{name}: levels must have one name for each + of {parsed.text!r}")
-    rule = Rule(
+    rule = TableRule(
         filter=parsed.text,
         table=table,
         levels=levels,
@@ -382,7 +382,7 @@ def _read_field(value: Mapping[str, Any], name: str) -> Field:
     return Field(path=tuple(path), column=column, kind=kind, wanted=wanted)
 
 
-def _check_columns(rule: Rule, name: str) -> None:
+def _check_columns(rule: TableRule, name: str) -> None:
     columns = [*rule.levels, *text_columns(rule.decode), *(field.column for field in rule.fields)]
     lower = [column.lower() for column in (*RESERVED_COLUMNS, *columns)]
     for column in columns:

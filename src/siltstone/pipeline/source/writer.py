@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from siltstone.errors import UsageError
-from siltstone.flight.target import DirectoryTarget, NodeTarget, Target
+from siltstone.flight.target import DirectoryTarget, NodeTarget, StagingTarget
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.pipeline.spark.worker import one_line_errors
 from siltstone.scan.ingest.columns import check_columns, rows_of
@@ -42,7 +42,7 @@ class Staged(WriterCommitMessage):
     name: str | None
 
 
-def target_of(options: WriteOptions) -> Target:
+def target_of(options: WriteOptions) -> StagingTarget:
     """Return the target of the rows; it opens nothing before its first call."""
     if options.node is not None:
         return NodeTarget(options.node, options.database)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from siltstone.errors import PeerError, UsageError
 from siltstone.mqtt.properties import Properties, decode_properties, encode_properties
 from siltstone.mqtt.publish import stored_properties
-from siltstone.mqtt.wire import PacketType, Reader, Writer
+from siltstone.mqtt.wire import PacketReader, PacketType, Writer
 
 _PREFIX: Final = "mqtt."
 _USER: Final = "mqtt.user."
@@ -64,7 +64,7 @@ def decode(encoded: bytes) -> tuple[tuple[str, str], ...]:
     writer.variable(len(encoded))
     writer.raw(encoded)
     try:
-        properties = decode_properties(Reader(bytes(writer.data)), PacketType.PUBLISH)
+        properties = decode_properties(PacketReader(bytes(writer.data)), PacketType.PUBLISH)
     except PeerError:
         mended = stored_properties(encoded)
         if mended in (b"", encoded):
@@ -116,7 +116,7 @@ def encode(named: tuple[tuple[str, str], ...]) -> bytes:
         fields[field] = _READ[field](name, value)
     writer = Writer()
     encode_properties(writer, Properties(**fields), PacketType.PUBLISH)
-    reader = Reader(bytes(writer.data))
+    reader = PacketReader(bytes(writer.data))
     reader.variable()
     return reader.rest()
 

@@ -61,7 +61,7 @@ class WriteBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
+class StagingResult:
     """The result of a commit; `repeated` means that an earlier commit had stored all rows."""
 
     rows: int
@@ -106,7 +106,7 @@ class Staging:
 
     def commit(
         self, batch: WriteBatch, names: Sequence[str], append: Append, *, forget: bool = False
-    ) -> Committed:
+    ) -> StagingResult:
         """Append the files of a batch exactly once, and remove them; with `forget` the write too.
 
         A forgotten write is not recognized if it is repeated.
@@ -117,18 +117,18 @@ class Staging:
         last = self._last_committed(home)
         if last >= batch.number:
             self._sweep(home, last)
-            return Committed(rows=0, repeated=True)
+            return StagingResult(rows=0, repeated=True)
         chosen = self._decide(batch, names)
         rows = self._append_all(batch, chosen, append)
         if forget:
             with suppress(NotFoundError):
                 remove_tree(self._fs, home)
-            return Committed(rows=rows, repeated=False)
+            return StagingResult(rows=rows, repeated=False)
         if chosen or self._fs.exists(home):
             create_directories(self._fs, home)
             replace_file(self._fs, home / _COMMITTED, b"%d\n" % batch.number)
             self._sweep(home, batch.number)
-        return Committed(rows=rows, repeated=False)
+        return StagingResult(rows=rows, repeated=False)
 
     def discard(self, batch: WriteBatch, names: Sequence[str]) -> None:
         """Remove files that no commit will name; files of a decided batch stay."""

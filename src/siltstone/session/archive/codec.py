@@ -32,6 +32,7 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from siltstone.errors import CorruptionError, UsageError
+from siltstone.fs.paths import COMMITS
 from siltstone.mqtt.publish import stored_properties
 from siltstone.session.archive.records import (
     SavedGroup,
@@ -50,7 +51,7 @@ VERSION: Final = 1
 # The version of sessions and groups that include the identity of their database.
 IDENTIFIED: Final = 2
 # The path that errors report.
-PATH: Final = PurePath("commits")
+PATH: Final = PurePath(COMMITS)
 NO_TIME: Final = (1 << 64) - 1
 
 _CONNECTED: Final = 1

@@ -14,7 +14,7 @@ from typing import Final
 
 from siltstone.errors import ConflictError, PreconditionError
 from siltstone.session.archive.index import NO_INDEX, move
-from siltstone.session.archive.owned.rows import Begin, Content, Stored
+from siltstone.session.archive.owned.rows import Begin, Content, StoredState
 from siltstone.store.keyvalue import KeyValueDatabase
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.tx.commit.ticket import CommitTicket
@@ -44,7 +44,7 @@ class ArchiveRows:
 
     def create_many(
         self, keyed: Sequence[tuple[str, Content]], drop: Callable[[str], None]
-    ) -> list[tuple[Stored, int]]:
+    ) -> list[tuple[StoredState, int]]:
         """Store new sessions or groups by their keys, in one or a few group commits.
 
         `drop` drops the one that already has a key. Returns for each what was stored, and its
@@ -63,7 +63,7 @@ class ArchiveRows:
             for (key, content), stored, serial in zip(keyed, states, serials, strict=True)
         ]
 
-    def _create(self, key: str, content: Content, stored: Stored) -> CommitTicket:
+    def _create(self, key: str, content: Content, stored: StoredState) -> CommitTicket:
         """Begin to store a new session or group; the commit fails if the key is in use."""
         keys = content.keys
         tx = self._database.transaction(key=key)
@@ -78,7 +78,7 @@ class ArchiveRows:
         return tx.submit()
 
     def _replace(
-        self, key: str, content: Content, stored: Stored, drop: Callable[[str], None]
+        self, key: str, content: Content, stored: StoredState, drop: Callable[[str], None]
     ) -> int:
         for _ in range(_ATTEMPTS):
             try:

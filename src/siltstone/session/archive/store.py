@@ -40,7 +40,7 @@ from siltstone.session.archive.keys import (
 from siltstone.session.archive.owned import group as owned_group
 from siltstone.session.archive.owned import session as owned_session
 from siltstone.session.archive.owned.group import GroupContent, OwnedGroup
-from siltstone.session.archive.owned.rows import Stored
+from siltstone.session.archive.owned.rows import StoredState
 from siltstone.session.archive.owned.session import OwnedSession, SessionContent
 from siltstone.session.archive.places import Page, sessions_before
 from siltstone.session.archive.records import SavedGroup, SavedSession
@@ -321,10 +321,10 @@ class SessionArchive:
         rows = self._rows.walk(GROUPS_FILTER, first)
         return [*islice((decode_group(row.value)[0] for row in rows if row.topic != first), limit)]
 
-    def _load(self, client_id: str, keys: SessionKeys) -> tuple[SessionContent, Stored] | None:
+    def _load(self, client_id: str, keys: SessionKeys) -> tuple[SessionContent, StoredState] | None:
         return owned_session.content_of(self._rows.rows(client_id, keys.all), keys)
 
-    def _load_group(self, keys: GroupKeys) -> tuple[GroupContent, Stored] | None:
+    def _load_group(self, keys: GroupKeys) -> tuple[GroupContent, StoredState] | None:
         return owned_group.content_of(self._rows.rows(keys.id, keys.all), keys)
 
     def _drop(self, client_id: str) -> None:

@@ -27,7 +27,7 @@ PASSED_LOOKS_MAX: Final = 10
 class ShardProgress:
     """The rows of one shard."""
 
-    def __init__(self, owner: Progress, shard: int, next_serial: int) -> None:
+    def __init__(self, owner: SessionProgress, shard: int, next_serial: int) -> None:
         self.owner = owner
         self.shard = shard
         # Every row before this one was examined.
@@ -93,7 +93,7 @@ class ShardProgress:
         return len(self._open)
 
 
-class Progress:
+class SessionProgress:
     """The progress of one session or group, with one lane for each shard."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from siltstone.mqtt.publish import NO_EXPIRY, with_time_left
 from siltstone.rows.batch import DUP
 from siltstone.rows.stored import StoredBatch, rows_by_time
 from siltstone.session.durable.backlog import Backlog
-from siltstone.session.durable.progress import Progress, ShardProgress
+from siltstone.session.durable.progress import SessionProgress, ShardProgress
 from siltstone.session.durable.wanted import WantedFilter
 from siltstone.session.sending.delivery import NEVER, Delivery, left_us_of, properties_of
 from siltstone.session.sending.outbox import Outbox
@@ -70,7 +70,7 @@ def _text(text: bytes) -> bytes:
 class Reader:
     """Offers rows to the outbox of one session while its client is connected."""
 
-    def __init__(self, publisher: bytes, outbox: Outbox, progress: Progress) -> None:
+    def __init__(self, publisher: bytes, outbox: Outbox, progress: SessionProgress) -> None:
         self._publisher = publisher
         self._outbox = outbox
         self.progress = progress

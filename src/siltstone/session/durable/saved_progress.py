@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from siltstone.session.archive.records import SerialRange
-from siltstone.session.durable.progress import Progress
+from siltstone.session.durable.progress import SessionProgress
 from siltstone.store.feed.position import Position
 
 
-def restore_progress(progress: Progress, position: Position, done: Iterable[SerialRange]) -> None:
+def restore_progress(
+    progress: SessionProgress, position: Position, done: Iterable[SerialRange]
+) -> None:
     """Begin every shard at its saved position."""
     rows: dict[int, list[int]] = {}
     for part in done:
@@ -18,12 +20,12 @@ def restore_progress(progress: Progress, position: Position, done: Iterable[Seri
         progress.start(shard, serial, rows.get(shard, []))
 
 
-def position_of(progress: Progress) -> Position:
+def position_of(progress: SessionProgress) -> Position:
     """Return the first row of each shard that is not done."""
     return Position(progress.position())
 
 
-def done_of(progress: Progress) -> tuple[SerialRange, ...]:
+def done_of(progress: SessionProgress) -> tuple[SerialRange, ...]:
     """Return the rows after the position that are done; adjacent serials form one range."""
     ranges: list[SerialRange] = []
     for shard, serials in sorted(progress.done().items()):

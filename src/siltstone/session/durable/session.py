@@ -26,12 +26,12 @@ from siltstone.session.archive.records import (
     SavedSession,
     SavedSubscription,
 )
-from siltstone.session.durable.progress import Progress
+from siltstone.session.durable.progress import SessionProgress
 from siltstone.session.durable.reader import Reader
 from siltstone.session.durable.saved_progress import done_of, position_of, restore_progress
 from siltstone.session.durable.saves import Act, SaveScheduler, SaveTicket
 from siltstone.session.durable.wanted import WantedFilter
-from siltstone.session.inbound import Inbound
+from siltstone.session.inbound import UnreleasedMessages
 from siltstone.session.sending.delivery import NEVER, Delivery
 from siltstone.session.sending.outbox import Outbox
 from siltstone.session.subscribed import Subscribed
@@ -64,10 +64,10 @@ class Durable:
         self.owned = owned
         self._soon = soon
         self.outbox = outbox
-        self.progress = Progress()
+        self.progress = SessionProgress()
         self.reader = Reader(publisher, outbox, self.progress)
         self.keeper = SaveScheduler(self._submit, hop=hop, later=later, failed=failed)
-        self.inbound = Inbound(owned.client_id, owned.bare.received)
+        self.inbound = UnreleasedMessages(owned.client_id, owned.bare.received)
         self.feed: Feed | None = None
         self.credit = 0
         self._failed = failed

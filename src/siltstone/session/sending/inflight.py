@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from siltstone.session.durable.progress import Progress
+from siltstone.session.durable.progress import SessionProgress
 from siltstone.session.sending.delivery import Budget, Delivery
 
 _PACKET_IDS: Final = 65_535
@@ -73,7 +73,7 @@ class Inflight:
         self.outstanding = 0
         self.deliveries.clear()
 
-    def rows_of(self, owner: Progress) -> list[Delivery]:
+    def rows_of(self, owner: SessionProgress) -> list[Delivery]:
         """Return the rows of the store that belong to a session or group, in order."""
         found: list[Delivery] = []
         for delivery in self.deliveries.values():

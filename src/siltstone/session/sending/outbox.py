@@ -29,7 +29,7 @@ from siltstone.mqtt.publish import (
     encode_acks,
 )
 from siltstone.rows.batch import DUP
-from siltstone.session.durable.progress import Progress, ShardProgress
+from siltstone.session.durable.progress import SessionProgress, ShardProgress
 from siltstone.session.sending.delivery import NEVER, Budget, Delivery, Run, grow_old, is_last
 from siltstone.session.sending.inflight import Inflight
 from siltstone.session.sending.waiting import Unsaved, Waiting
@@ -311,7 +311,7 @@ class Outbox:
         for delivery in unwanted:
             self._forget(delivery)
 
-    def take_rows(self, owner: Progress) -> list[Delivery]:
+    def take_rows(self, owner: SessionProgress) -> list[Delivery]:
         """Take back all unacknowledged rows of a session or group, in order. Rows that were sent
         stay in flight here; the owner ignores their acknowledgement.
         """

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 
 from siltstone.errors import SiltstoneError
-from siltstone.session.durable.progress import Progress
+from siltstone.session.durable.progress import SessionProgress
 from siltstone.session.sending.delivery import Budget, Delivery, Run
 
 
@@ -189,7 +189,7 @@ class Waiting:
         """Drop messages of QoS 0, because there is no connection any more."""
         self._uncount(self._unacknowledged.keep(deque()))
 
-    def take_rows(self, owner: Progress) -> list[Delivery]:
+    def take_rows(self, owner: SessionProgress) -> list[Delivery]:
         """Remove and return the rows of the store that belong to a session or group, in order."""
         kept: deque[Delivery] = deque()
         taken: list[Delivery] = []

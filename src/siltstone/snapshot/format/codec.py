@@ -115,7 +115,7 @@ class RecordError(ValueError):
     """The bytes are not a valid record of this kind."""
 
 
-class Step:
+class FieldRun:
     """Fields that are read and written together; `contents` are the indexes of the contents."""
 
     def __init__(self, form: int, known: list[tuple[str, str]]) -> None:
@@ -126,7 +126,7 @@ class Step:
         self.size: int = self.packed.size
 
 
-class Plan:
+class RecordCodec:
     """How the records of one kind are encoded and decoded."""
 
     def __init__(self, kind: int, record: type[About | Record], known: dict[str, str]) -> None:
@@ -137,22 +137,24 @@ class Plan:
         self.setters: list[Callable[[Any, Any], None]] = [
             record.__dict__[name].__set__ for name in known
         ]
-        self.steps: list[Step] = []
+        self.steps: list[FieldRun] = []
         for is_fixed, run in groupby(known.items(), key=_is_fixed):
             if is_fixed:
-                self.steps.append(Step(_PACKED, list(run)))
+                self.steps.append(FieldRun(_PACKED, list(run)))
             else:
-                self.steps.extend([Step(_FORMS[each[1]], [each]) for each in run])
+                self.steps.extend([FieldRun(_FORMS[each[1]], [each]) for each in run])
 
 
 def _is_fixed(known: tuple[str, str]) -> bool:
     return known[1] in _FIXED
 
 
-_PLANS: Final[dict[int, Plan]] = {
-    kind: Plan(kind, record, known) for kind, (record, known) in FIELDS.items()
+_PLANS: Final[dict[int, RecordCodec]] = {
+    kind: RecordCodec(kind, record, known) for kind, (record, known) in FIELDS.items()
 }
-_PLAN_OF: Final[dict[type[About | Record], Plan]] = {plan.record: plan for plan in _PLANS.values()}
+_PLAN_OF: Final[dict[type[About | Record], RecordCodec]] = {
+    plan.record: plan for plan in _PLANS.values()
+}
 
 
 def encode_record(record: About | Record, number: Number) -> tuple[int, bytes]:

@@ -28,7 +28,7 @@ from siltstone.store.tx.commit.changes import (
     decode_changes,
     head_of,
 )
-from siltstone.store.tx.commit.committer import Committer
+from siltstone.store.tx.commit.committer import TransactionCommitter
 from siltstone.topic.grammar import TopicFilter
 
 # The approximate size of a row as Python objects, in addition to its bytes.
@@ -42,7 +42,7 @@ _CHUNK_BYTES: Final = 1024 * 1024
 class ChangeSource:
     """The kept changes of a key-value database. From any thread."""
 
-    def __init__(self, engine: Engine, committers: Sequence[Committer]) -> None:
+    def __init__(self, engine: Engine, committers: Sequence[TransactionCommitter]) -> None:
         self._engine = engine
         self.committers = committers
 
@@ -196,14 +196,14 @@ def batch_of(
 
 
 def listen_for_changes(
-    committers: Sequence[Committer], callback: Callable[[StoredBatch], None]
+    committers: Sequence[TransactionCommitter], callback: Callable[[StoredBatch], None]
 ) -> Callable[[], None]:
     """Call back with the changes of each commit, on its shard's thread; return a function to end
     it.
     """
-    tellers: list[tuple[Committer, Callable[[int, ChangeList], None]]] = []
+    tellers: list[tuple[TransactionCommitter, Callable[[int, ChangeList], None]]] = []
 
-    def begin(committer: Committer) -> None:
+    def begin(committer: TransactionCommitter) -> None:
         shard = committer.record.shard
 
         def tell(first: int, changes: ChangeList) -> None:

@@ -47,7 +47,7 @@ class Slab:
         self._waiting_bytes = 0
         self._lock = Lock()
         self._loaded = False
-        self.follows = True
+        self.is_growing = True
         self._matches: dict[tuple[str, int], Match] = {}
         # The last filter for which the streams with rows were asked, what they depend on, and they;
         # only of a current slab, because there may be many others.

@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Final
 
 from siltstone.errors import CorruptionError
-from siltstone.fs.api import Entry, EntryKind, FileSystem
+from siltstone.fs.api import DirectoryEntry, EntryKind, FileSystem
 from siltstone.fs.publish import move_aside, replace_file
 from siltstone.store.segment.body import encode_state
 from siltstone.store.segment.frame import HEADER_BYTES, PRODUCERS, STATE, FrameHeader
@@ -234,7 +234,7 @@ class Chain:
         self.handles = tuple(handles)
         return edges + self._last_edges(ended=ended)
 
-    def _names(self, entries: Sequence[Entry], known: Container[str]) -> list[str]:
+    def _names(self, entries: Sequence[DirectoryEntry], known: Container[str]) -> list[str]:
         """Return the names of the slab's segments; open files only if one of them is new."""
         named = [
             entry
@@ -433,7 +433,7 @@ def directory_bytes(fs: FileSystem, directory: PurePath, *, but: str = "") -> in
 
 
 def lost_segments(
-    fs: FileSystem, directory: PurePath, entries: Sequence[Entry]
+    fs: FileSystem, directory: PurePath, entries: Sequence[DirectoryEntry]
 ) -> dict[int, SegmentSummary]:
     """Return the summaries of missing segments whose index exists, by base serial."""
     names = {entry.name for entry in entries if is_segment(entry)}
@@ -450,7 +450,7 @@ def lost_segments(
     return lost
 
 
-def refuse_lost(fs: FileSystem, directory: PurePath, entries: Sequence[Entry]) -> None:
+def refuse_lost(fs: FileSystem, directory: PurePath, entries: Sequence[DirectoryEntry]) -> None:
     """Raise CorruptionError if an index exists without its segment."""
     for base_serial in lost_segments(fs, directory, entries):
         raise CorruptionError(

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from siltstone.errors import CorruptionError, StorageFullError
 from siltstone.fs.api import File, FileSystem
 from siltstone.store.segment.segment import SEGMENT_HEADER_BYTES, Segment
-from siltstone.store.segment.walker import Verdict, judge
+from siltstone.store.segment.walker import BreakKind, torn_or_damaged
 from siltstone.store.segment.writer import SegmentWriter
 
 _CHUNK_BYTES = 1 << 20
@@ -97,7 +97,7 @@ def _scan(file: File, segment: Segment) -> tuple[list[bytes], list[bytes]]:
     walk = segment.index_frames(edges, producers, limit=len(view))
     # The state frame, which is the first, was synced when the segment was created.
     stands_to = max(segment.synced_position, SEGMENT_HEADER_BYTES + 1)
-    judgement = judge(
+    broken = torn_or_damaged(
         view,
         seed,
         position=walk.position,
@@ -105,7 +105,7 @@ def _scan(file: File, segment: Segment) -> tuple[list[bytes], list[bytes]]:
         stands_to=stands_to,
         bound=file.data_end(walk.position),
     )
-    if judgement.verdict is Verdict.DAMAGED:
+    if broken.kind is BreakKind.DAMAGED:
         proof = "" if walk.position < stands_to else " before valid frames"
         raise CorruptionError(
             f"a synced frame is damaged{proof}", path=segment.path, offset=walk.position

@@ -21,7 +21,7 @@ from pathlib import PurePath
 from typing import Final
 
 from siltstone.errors import CorruptionError, NotFoundError, UsageError
-from siltstone.fs.api import Entry, EntryKind, FileSystem
+from siltstone.fs.api import DirectoryEntry, EntryKind, FileSystem
 from siltstone.store.segment.index import SUMMARY_BYTES, SegmentSummary, decode_summary
 from siltstone.store.segment.segment import (
     MAGIC,
@@ -47,7 +47,7 @@ class SlabBounds:
 UNKNOWN: Final = SlabBounds()
 
 
-def is_segment(entry: Entry) -> bool:
+def is_segment(entry: DirectoryEntry) -> bool:
     """Return whether a directory entry has the name and the kind of a segment."""
     return entry.kind is EntryKind.FILE and _NAME.fullmatch(entry.name) is not None
 
@@ -68,8 +68,11 @@ def read_summary(fs: FileSystem, path: PurePath) -> SegmentSummary | None:
 
 
 def list_segments(
-    fs: FileSystem, directory: PurePath, entries: Sequence[Entry], bounds: SlabBounds = UNKNOWN
-) -> tuple[list[Entry], list[str]]:
+    fs: FileSystem,
+    directory: PurePath,
+    entries: Sequence[DirectoryEntry],
+    bounds: SlabBounds = UNKNOWN,
+) -> tuple[list[DirectoryEntry], list[str]]:
     """Return the segments among the entries of a slab's directory, and the names of all other
     files.
 
@@ -109,14 +112,14 @@ def holds_frames(fs: FileSystem, path: PurePath, seed: int) -> bool:
 def _with_damaged(
     fs: FileSystem,
     directory: PurePath,
-    named: Sequence[Entry],
-    marked: Sequence[Entry],
+    named: Sequence[DirectoryEntry],
+    marked: Sequence[DirectoryEntry],
     bounds: SlabBounds,
-) -> list[Entry]:
+) -> list[DirectoryEntry]:
     """Return the files with the magic, and those without it that are damaged segments."""
     seed = bounds.seed if bounds.seed is not None else _seed_of(fs, directory, marked)
     has_mark = {entry.name for entry in marked}
-    segments: list[Entry] = []
+    segments: list[DirectoryEntry] = []
     for entry in named:
         path = directory / entry.name
         summary = read_summary(fs, path)
@@ -130,7 +133,7 @@ def _with_damaged(
     return segments
 
 
-def _seed_of(fs: FileSystem, directory: PurePath, marked: Sequence[Entry]) -> int | None:
+def _seed_of(fs: FileSystem, directory: PurePath, marked: Sequence[DirectoryEntry]) -> int | None:
     """Return the seed of the first segment with a valid header."""
     for entry in marked:
         try:
@@ -143,8 +146,8 @@ def _seed_of(fs: FileSystem, directory: PurePath, marked: Sequence[Entry]) -> in
 def _is_needed(
     fs: FileSystem,
     directory: PurePath,
-    entry: Entry,
-    before: Sequence[Entry],
+    entry: DirectoryEntry,
+    before: Sequence[DirectoryEntry],
     bounds: SlabBounds,
 ) -> bool:
     """Return whether rows of the slab are lost unless this file is one of its segments."""

@@ -75,7 +75,7 @@ class FrameTable:
     """
 
     # Whether the serial of a row is the first serial of its frame plus its number.
-    in_serial_order = True
+    implies_serials = True
 
     def __init__(self, view: memoryview, buffer: pa.Buffer, positions: Ints, limit: int) -> None:
         """Read the heads of the frames at these positions, up to the first that does not belong

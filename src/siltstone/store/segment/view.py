@@ -158,17 +158,17 @@ class FrameView:
 
         Not for a row of a compacted frame with several streams.
         """
-        assert self.in_serial_order or row == self.header.row_count
+        assert self.implies_serials or row == self.header.row_count
         return self.header.first_serial + row
 
     @property
-    def in_serial_order(self) -> bool:
+    def implies_serials(self) -> bool:
         """Whether the serial of a row is the first serial plus its number."""
         return self.table.offsets[SERIALS] < 0
 
     def serials_at(self, rows: Sequence[int]) -> Sequence[int]:
         """Return the serials of these rows."""
-        assert self.in_serial_order
+        assert self.implies_serials
         first = self.header.first_serial
         if isinstance(rows, range):
             return range(first + rows.start, first + rows.stop)
@@ -176,7 +176,7 @@ class FrameView:
 
     def rows_in(self, serials: range) -> range:
         """Return the numbers of the rows with these serials."""
-        assert self.in_serial_order
+        assert self.implies_serials
         first = self.header.first_serial
         start = max(0, serials.start - first)
         return range(start, max(start, min(self.header.row_count, serials.stop - first)))

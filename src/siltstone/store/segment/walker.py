@@ -33,8 +33,8 @@ _CHUNK_BYTES: Final = 1 << 20
 _BUDGET_BYTES: Final = 1 << 34
 
 
-class Verdict(Enum):
-    """What a place without a valid frame is."""
+class BreakKind(Enum):
+    """Whether a place without a valid frame is the torn end of a crash, or damage."""
 
     TORN = "torn"
     DAMAGED = "damaged"
@@ -48,12 +48,12 @@ class Step(NamedTuple):
     checked: bool
 
 
-class Judgement(NamedTuple):
-    """The verdict on a place without a valid frame, and position and header of the next valid frame
-    if there is one.
+class FrameBreak(NamedTuple):
+    """A place without a valid frame: its kind, and position and header of the next valid frame if
+    there is one.
     """
 
-    verdict: Verdict
+    kind: BreakKind
     following: tuple[int, FrameHeader] | None
 
 
@@ -119,7 +119,7 @@ class FrameWalk:
         return None
 
 
-def judge(
+def torn_or_damaged(
     view: memoryview,
     seed: int,
     *,
@@ -128,11 +128,11 @@ def judge(
     stands_to: int,
     bound: int,
     closed: bool = False,
-) -> Judgement:
-    """Judge a place without a valid frame, and find the next valid frame before `bound`.
+) -> FrameBreak:
+    """Tell torn from damaged at a place without a valid frame; find the next valid frame too.
 
-    No frame may be missing before `stands_to`. `closed` means that the segment accepts no more
-    frames. `serial` is the first one that a later frame may have.
+    It is searched before `bound`. No frame may be missing before `stands_to`. `closed` means that
+    the segment accepts no more frames. `serial` is the first one that a later frame may have.
     """
     damaged = position < stands_to
     following: tuple[int, FrameHeader] | None = None
@@ -143,7 +143,7 @@ def judge(
         damaged = damaged or header.synced_position > position
         if damaged and following is not None:
             break
-    return Judgement(Verdict.DAMAGED if damaged else Verdict.TORN, following)
+    return FrameBreak(BreakKind.DAMAGED if damaged else BreakKind.TORN, following)
 
 
 def whole_frames(

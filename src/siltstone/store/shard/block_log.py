@@ -18,7 +18,7 @@ from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.cook import Block, Call
 from siltstone.store.segment.frame import ROWS, VALUE_OFFSETS, VALUES
 from siltstone.store.segment.writer import Room
-from siltstone.store.shard.leader import LeaderShard
+from siltstone.store.shard.leader import WritableShard
 from siltstone.store.shard.shards import Shards
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import check_topic
@@ -54,7 +54,7 @@ class BlockRun:
 class BlockLog:
     """The log of one topic. All methods may be called from any thread."""
 
-    def __init__(self, shard: LeaderShard, topic: str) -> None:
+    def __init__(self, shard: WritableShard, topic: str) -> None:
         self._shard = shard
         self.number = shard.number
         self.topic = topic

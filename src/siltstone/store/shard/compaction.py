@@ -38,7 +38,7 @@ from siltstone.store.segment.chain import SegmentHandle
 from siltstone.store.segment.index import DIGEST, encode_index
 from siltstone.store.segment.segment import open_segment, segment_path
 from siltstone.store.segment.sift import index_path, read_summary
-from siltstone.store.shard.leader import LeaderShard, Leading
+from siltstone.store.shard.leader import Leading, WritableShard
 from siltstone.store.shard.shard import Role
 from siltstone.store.slab.manifest import COMPACTING, Manifest, SlabId, SlabRecord
 from siltstone.store.writer.producers import ProducerTable
@@ -86,7 +86,7 @@ class Compacted:
 class Compaction:
     """Compacts segments of the led shards, one at a time; from any thread."""
 
-    def __init__(self, leading: Leading, leaders: Mapping[int, LeaderShard]) -> None:
+    def __init__(self, leading: Leading, leaders: Mapping[int, WritableShard]) -> None:
         self._running = Lock()
         self._leading = leading
         self._leaders = leaders
@@ -228,7 +228,7 @@ class Compaction:
                 self._leading.fs.remove(path)
 
 
-def settle(leading: Leading, led: Mapping[int, LeaderShard]) -> None:
+def settle(leading: Leading, led: Mapping[int, WritableShard]) -> None:
     """Finish or undo the replacements that a crash interrupted, before the shards are opened."""
     fs, manifest = leading.fs, leading.manifest
     directory = leading.directory / COMPACTING

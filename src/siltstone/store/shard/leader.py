@@ -39,13 +39,13 @@ from siltstone.store.shard.replicated.damage import sealed_segments
 from siltstone.store.shard.replicated.log import Files, ReplicatedLog
 from siltstone.store.shard.replicated.mark_file import Marked, MarkFile
 from siltstone.store.shard.replicated.port import Replication
-from siltstone.store.shard.replicated.router import Router, take_call
+from siltstone.store.shard.replicated.router import CallRouter, take_call
 from siltstone.store.shard.shard import Role, end_of
 from siltstone.store.slab.manifest import ManifestFile, SlabId, SlabRecord, SlabState
 from siltstone.store.slab.marks import Seed, read_seed, sow
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.commit_log import CommitLog, Record
-from siltstone.store.writer.replication.messages import Change
+from siltstone.store.writer.replication.messages import RecordChange
 from siltstone.store.writer.ticket import Ticket
 
 # This many shards are opened at the start, and hold a file descriptor all the time. Each further
@@ -100,12 +100,12 @@ class Leading:
     manage: Callable[[int, DropRecord | SettingsRecord], None]
     recovered: Callable[[RecoveryReport], None]
     # The shards that are open, in the order in which they were opened.
-    opened: list[LeaderShard]
+    opened: list[WritableShard]
     # If the database is replicated: the cluster that commits its records.
     cluster: Replication | None = None
 
 
-class LeaderShard:
+class WritableShard:
     """The slabs of a shard that this process writes, and their queue.
 
     If the database is replicated, the shard may follow the leader at another site: then the queue
@@ -128,7 +128,7 @@ class LeaderShard:
         self._queue: LogShard | None = None
         # If the database is replicated: the log that all sites share, and the way to the leader.
         self._shared: ReplicatedLog | None = None
-        self._router: Router | None = None
+        self._router: CallRouter | None = None
         if committer is not None:
             self._name(committer.slab)
             self._queue = self._start(leading, committer)
@@ -375,7 +375,7 @@ class LeaderShard:
         assert leading.cluster is not None
         submit, router = partial(queue.submit, timeout=0.0), self._router
         if router is None:
-            router = Router(
+            router = CallRouter(
                 shared,
                 leading.cluster,
                 producer=leading.cluster.producer(),
@@ -444,7 +444,7 @@ class LeaderShard:
                 self._opening = None
             begun.set()
 
-    def _apply(self, leading: Leading, queue: LogShard, change: Change) -> None:
+    def _apply(self, leading: Leading, queue: LogShard, change: RecordChange) -> None:
         """Store what another site has committed."""
 
         def turn(record: GenerationRecord) -> None:

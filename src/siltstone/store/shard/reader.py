@@ -46,7 +46,7 @@ class ReaderShard:
 
     def ended(self, slab: SlabId) -> bool:
         """Return whether a slab accepts no more rows, and all its rows are known here."""
-        return not self.slab(slab).follows
+        return not self.slab(slab).is_growing
 
     def slab_bytes(self, slab: SlabId) -> int:
         """Return the disk space of a slab in bytes. Raises: NotFoundError."""
@@ -71,18 +71,18 @@ class ReaderShard:
             if slab is None:
                 slab = open_slab(self._fs, self._directory, record, settings)
                 # Its files are opened after the manifest was read, so they have all its rows.
-                slab.follows = record.state is SlabState.CURRENT
+                slab.is_growing = record.state is SlabState.CURRENT
             slab.record = record
             slabs[record.id] = slab
         self._slabs = slabs
 
-    def follow(self, read_manifest: Callable[[], None]) -> None:
+    def refresh(self, read_manifest: Callable[[], None]) -> None:
         """Read new rows from the disk. The manifest was read before, so no sealed slab misses rows.
 
         `read_manifest` adopts the newest manifest, if a slab is dropped at this moment.
         """
         for slab in self._slabs.values():
-            if slab.follows:
+            if slab.is_growing:
                 ended = slab.record.state is not SlabState.CURRENT
                 try:
                     slab.refresh()
@@ -90,7 +90,7 @@ class ReaderShard:
                     read_manifest()
                     if slab.id in self._slabs:
                         raise
-                slab.follows = not ended
+                slab.is_growing = not ended
 
     def close(self) -> None:
         """Release the maps."""

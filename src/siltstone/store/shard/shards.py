@@ -32,7 +32,7 @@ from siltstone.store.log.slab_names import check_open
 from siltstone.store.log.write.committer import OnStored
 from siltstone.store.log.write.shard import LogShard
 from siltstone.store.shard.compaction import Compaction, settle
-from siltstone.store.shard.leader import WARM_SHARDS, LeaderShard, Leading, Listeners
+from siltstone.store.shard.leader import WARM_SHARDS, Leading, Listeners, WritableShard
 from siltstone.store.shard.manifest_change import ManifestChange
 from siltstone.store.shard.reader import ReaderShard
 from siltstone.store.shard.replicated.copying import copied_shards, install
@@ -80,10 +80,10 @@ class Shards:
         self._close_lock = Lock()
         self._refresh_lock = Lock()
         self._configure_lock = Lock()
-        self._shards: list[LeaderShard | ReaderShard] = []
-        self._leaders: dict[int, LeaderShard] = {}
+        self._shards: list[WritableShard | ReaderShard] = []
+        self._leaders: dict[int, WritableShard] = {}
         # The led shards that are open.
-        self._opened: list[LeaderShard] = []
+        self._opened: list[WritableShard] = []
         self._readers: dict[int, ReaderShard] = {}
         self.reports: list[RecoveryReport] = []
         self._tell_recovered: Callable[[RecoveryReport], None] | None = None
@@ -158,7 +158,7 @@ class Shards:
         return self._leading is not None
 
     @property
-    def follows(self) -> bool:
+    def reads_others(self) -> bool:
         """Whether other processes write shards that this process reads."""
         return not self._roles.leads_all
 
@@ -179,21 +179,21 @@ class Shards:
         check_open(closed=self._closing)
         return self._upkeep
 
-    def numbered(self, number: int) -> LeaderShard | ReaderShard:
+    def numbered(self, number: int) -> WritableShard | ReaderShard:
         """Return a shard. Raises: ClosedError, NotFoundError."""
         check_open(closed=self._closing)
         if not 0 <= number < len(self._shards):
             raise NotFoundError(f"unknown shard {number}: shards={len(self._shards)}")
         return self._shards[number]
 
-    def leader(self, number: int) -> LeaderShard:
+    def leader(self, number: int) -> WritableShard:
         """Return a shard that this process leads. Raises: UsageError, ClosedError."""
         self.numbered(number)
         if number in self._leaders:
             return self._leaders[number]
         raise UsageError(f"this process only reads shard {number}: ask its leader")
 
-    def listed(self) -> list[LeaderShard | ReaderShard]:
+    def listed(self) -> list[WritableShard | ReaderShard]:
         """Return all shards by number. Raises: ClosedError."""
         check_open(closed=self._closing)
         return list(self._shards)
@@ -234,7 +234,7 @@ class Shards:
         with self._refresh_lock:
             self._read_again()
             for shard in list(self._readers.values()):
-                shard.follow(self._read_again)
+                shard.refresh(self._read_again)
         return True
 
     def newest_us(self) -> int:
@@ -475,7 +475,7 @@ class Shards:
         self._check_leads(shard)
         queue.order(act).wait()
 
-    def _check_leads(self, shard: LeaderShard) -> None:
+    def _check_leads(self, shard: WritableShard) -> None:
         """Check that this site leads a shard. Raises: NotLeaderError."""
         if shard.role is not Role.LEADER:
             raise NotLeaderError(
@@ -526,7 +526,7 @@ class Shards:
             self._read_manifest = seen
         for number in range(len(self._shards), manifest.settings.shards):
             if self._roles.of(number) is Role.LEADER and self._leading is not None:
-                self._leaders[number] = LeaderShard(number, self._leading)
+                self._leaders[number] = WritableShard(number, self._leading)
                 self._shards.append(self._leaders[number])
             else:
                 self._readers[number] = ReaderShard(number, self._fs, self._directory)
@@ -534,7 +534,7 @@ class Shards:
         for number, reader in self._readers.items():
             reader.adopt(seen.slabs_of(number), seen.settings)
 
-    def _opened_first(self, count: int) -> list[LeaderShard]:
+    def _opened_first(self, count: int) -> list[WritableShard]:
         """Open the led shards among the first `count`, and return them."""
         shards = [shard for shard in list(self._leaders.values()) if shard.number < count]
         for shard in shards:
@@ -581,7 +581,7 @@ class Shards:
         except BaseException:
             committer.close()
             raise
-        self._leaders[number] = LeaderShard(number, leading, committer)
+        self._leaders[number] = WritableShard(number, leading, committer)
         self._shards.append(self._leaders[number])
 
     def _recovered(self, report: RecoveryReport) -> None:

@@ -19,9 +19,9 @@ from siltstone.errors import UsageError
 from siltstone.fs.publish import remove_tree
 from siltstone.store.log.opening import slab_directory
 from siltstone.store.log.records import DropRecord
-from siltstone.store.shard.leader import LeaderShard, Leading
+from siltstone.store.shard.leader import Leading, WritableShard
 from siltstone.store.shard.manifest_change import ManifestChange
-from siltstone.store.slab.drops import DropLog, Dropped, Why
+from siltstone.store.slab.drops import DropLog, DroppedSlab, Why
 from siltstone.store.slab.manifest import Manifest, SlabId, SlabState
 from siltstone.store.slab.marks import read_tiered, tiered_slabs
 from siltstone.store.slab.retention import (
@@ -51,7 +51,7 @@ class Reclaimable(NamedTuple):
 class Upkeep:
     """Drops the slabs of the led shards. From any thread, as long as the database is open."""
 
-    def __init__(self, leading: Leading, leaders: Mapping[int, LeaderShard]) -> None:
+    def __init__(self, leading: Leading, leaders: Mapping[int, WritableShard]) -> None:
         self._leading = leading
         self._leaders = leaders
         self._drop_lock = Lock()
@@ -170,7 +170,7 @@ class Upkeep:
             for each in gone:
                 size_bytes = self._leaders[each.shard].forget(each.id)
                 rows = (each.until_serial or each.first_serial) - each.first_serial
-                self.drops.tell(Dropped(each.id, why, rows, size_bytes))
+                self.drops.tell(DroppedSlab(each.id, why, rows, size_bytes))
         self.finish_drops()
 
     def finish_drops(self) -> None:
@@ -228,7 +228,7 @@ class Upkeep:
             for slab in committed:
                 size_bytes = self._leaders[slab.shard].forget(slab)
                 first, until = ends[slab]
-                self.drops.tell(Dropped(slab, slabs[slab], until - first, size_bytes))
+                self.drops.tell(DroppedSlab(slab, slabs[slab], until - first, size_bytes))
 
     def _adopt_tiered(self) -> bool:
         """Mark the slabs in the lake as tiered; return whether this database is tiered at all."""

@@ -14,7 +14,7 @@ Why = Literal["age", "size", "delivered", "command"]
 _LOG: Final = logging.getLogger("siltstone.store")
 
 
-class Dropped(NamedTuple):
+class DroppedSlab(NamedTuple):
     """A slab that was dropped, with its number of rows (None if unknown) and its disk space."""
 
     slab: SlabId
@@ -32,7 +32,7 @@ class DropLog:
         self.reclaimed_rows = 0
         self.reclaimed_bytes = 0
 
-    def tell(self, dropped: Dropped) -> None:
+    def tell(self, dropped: DroppedSlab) -> None:
         """Log and count a slab that was removed from the manifest."""
         if dropped.why == "delivered":
             self.reclaimed_rows += dropped.rows or 0

@@ -22,7 +22,7 @@ RECLAIM_ROTATE_BYTES: Final = 64 * 1024 * 1024
 RECLAIM_SEAL_BYTES: Final = 1024 * 1024
 
 
-class Limits(Protocol):
+class RetentionLimits(Protocol):
     """The relevant settings of a database of either kind; None is no limit."""
 
     @property
@@ -42,7 +42,7 @@ class Limits(Protocol):
 
 
 def due_for_turn(
-    settings: Limits,
+    settings: RetentionLimits,
     record: SlabRecord,
     *,
     rows: int,
@@ -60,12 +60,12 @@ def due_for_turn(
     return rotate_seconds is not None and age_us >= rotate_seconds * SECOND_US
 
 
-def sets_rotation(settings: Limits) -> bool:
+def sets_rotation(settings: RetentionLimits) -> bool:
     """Return whether the settings say explicitly when a generation ends."""
     return settings.rotate_seconds is not None or settings.rotate_bytes is not None
 
 
-def ends_generations(settings: Limits) -> bool:
+def ends_generations(settings: RetentionLimits) -> bool:
     """Return whether a setting ends generations, or drops them by their age or size."""
     return (
         sets_rotation(settings)
@@ -74,7 +74,7 @@ def ends_generations(settings: Limits) -> bool:
     )
 
 
-def require_retention(settings: Limits) -> None:
+def require_retention(settings: RetentionLimits) -> None:
     """Raise UsageError if only whole generations that are too large would fit into `retain_bytes`.
 
     A rotation that is set says how large generations are, so any retention is accepted beside it.
@@ -90,7 +90,7 @@ def require_retention(settings: Limits) -> None:
     )
 
 
-def _rotation(settings: Limits, *, reclaims: bool) -> tuple[float | None, int | None]:
+def _rotation(settings: RetentionLimits, *, reclaims: bool) -> tuple[float | None, int | None]:
     """Return the age in seconds and the size in bytes at which a generation ends.
 
     Only sealed generations are dropped. A retention, or the reclaiming of delivered rows, therefore
@@ -110,7 +110,7 @@ def _rotation(settings: Limits, *, reclaims: bool) -> tuple[float | None, int | 
 
 
 def due_for_drop(
-    settings: Limits,
+    settings: RetentionLimits,
     records: Sequence[SlabRecord],
     sizes: Mapping[SlabId, int],
     *,

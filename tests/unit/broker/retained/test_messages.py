@@ -9,7 +9,7 @@ import pytest
 from siltstone.broker.retained import log as retained_log
 from siltstone.broker.retained import messages as retained
 from siltstone.broker.retained.log import LOG_SETTINGS, Retained
-from siltstone.broker.retained.messages import Receipt, RetainedMessages
+from siltstone.broker.retained.messages import PutReceipt, RetainedMessages
 from siltstone.broker.settings.broker import Limits
 from siltstone.errors import ClosedError, OverloadedError, QuotaExceededError
 from siltstone.mqtt.publish import NO_EXPIRY
@@ -36,7 +36,7 @@ class Shelf:
         assert self._database is not None
         return self._database
 
-    def put(self, *pairs: tuple[str, str], expiry: int = NO_EXPIRY) -> Receipt:
+    def put(self, *pairs: tuple[str, str], expiry: int = NO_EXPIRY) -> PutReceipt:
         """Put payloads without saying what became of them."""
         return self.messages.put(
             [topic.encode() for topic, _ in pairs],
@@ -90,7 +90,7 @@ def new_shelf(world: World | None = None, **limits: Any) -> Iterator[Shelf]:
         yield Shelf(world, database, **limits)
 
 
-def told(receipt: Receipt) -> tuple[Ticket | None, list[int]]:
+def told(receipt: PutReceipt) -> tuple[Ticket | None, list[int]]:
     return receipt.ticket, receipt.refused
 
 

@@ -17,7 +17,7 @@ from siltstone.broker.snapshots.pace import LoopPace, ThreadPace
 from siltstone.broker.snapshots.run import (
     OF_BROKER,
     OF_STORE,
-    Begun,
+    BegunSnapshot,
     Snapshots,
     begin_backup,
     begin_capture,
@@ -72,7 +72,7 @@ class Office:
         self.use(lambda: iter([session("c")]))
 
     def use(self, records: Callable[[], Iterator[Record | None]]) -> None:
-        self.snapshots.use(OF_BROKER, lambda: Begun(records(), self._end, self.pace))
+        self.snapshots.use(OF_BROKER, lambda: BegunSnapshot(records(), self._end, self.pace))
 
     def _end(self) -> None:
         self.ended += 1
@@ -168,7 +168,7 @@ def test_closing_cancels_one_that_no_thread_writes_yet(caplog: pytest.LogCapture
             prepared.set()
             await pause.wait()
 
-        begin = lambda: Begun(iter([session("c")]), ended.set, None, prepare)  # noqa: E731
+        begin = lambda: BegunSnapshot(iter([session("c")]), ended.set, None, prepare)  # noqa: E731
         office.snapshots.use(OF_STORE, begin)
         running = asyncio.create_task(office.snapshots.run())
         office.snapshots.ask()

@@ -22,7 +22,7 @@ from siltstone.cli.output.sinks import (
     json_document,
     shortened,
 )
-from siltstone.cli.store.records import Record, read_csv
+from siltstone.cli.store.records import RowToAppend, read_csv
 from siltstone.rows.batch import RETAIN
 from siltstone.store.log.read.pieces import COLUMNS, SCHEMA, schema_of
 
@@ -106,7 +106,7 @@ def test_what_is_read_as_csv_can_be_appended_again() -> None:
         "a/b,2023-11-14T22:13:20.000000Z,p,1,true,AQ==,plain,,0,1,00000000000000ff,0\r\n"
     )
     rows = list(read_csv(io.BytesIO(file.getvalue().encode())))
-    assert rows == [Record(b"a/b", value, b"p", 1 | RETAIN, b"\x01") for value in values]
+    assert rows == [RowToAppend(b"a/b", value, b"p", 1 | RETAIN, b"\x01") for value in values]
 
 
 def test_a_table_has_one_header_and_columns_that_only_grow() -> None:

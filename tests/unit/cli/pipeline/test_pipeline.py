@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from siltstone.cli.pipeline.stopping import Stop
+from siltstone.cli.pipeline.stopping import StopRequest
 from siltstone.pipeline.jobs.rewriting import GivenUp
 from siltstone.pipeline.jobs.rollup import RollupSettings
 from siltstone.pipeline.jobs.tier import TierReport, TierSettings, TierStep
 from siltstone.pipeline.jobs.upkeep import TableInfo
-from siltstone.pipeline.lake.delta import Compaction
+from siltstone.pipeline.lake.delta import TableCompaction
 from tests.support.command_line import CommandLine
 from tests.support.fake_jobs import FakeJobs
 
@@ -38,7 +38,7 @@ class FakeTierJob:
         except StopIteration:
             raise KeyboardInterrupt from None
 
-    def tidy(self) -> list[Compaction]:
+    def tidy(self) -> list[TableCompaction]:
         self.tidied += 1
         return []
 
@@ -105,7 +105,7 @@ def test_a_run_that_goes_on_commits_when_it_is_due_and_holds_back_no_backlog(
     backlog, busy = replace(STEP, waiting=8), replace(STEP, waiting=7)
     waits: list[int] = []
     jobs = tiering(fakes, backlog, backlog, busy, STEP)
-    monkeypatch.setattr(Stop, "wait", lambda _, _seconds: waits.append(jobs[0].tidied))
+    monkeypatch.setattr(StopRequest, "wait", lambda _, _seconds: waits.append(jobs[0].tidied))
     assert siltstone("pipeline", "tier", "--continuous", "--freshness", "500ms").status == 0
     assert waits == [3, 4]
 
@@ -115,7 +115,7 @@ def test_a_run_that_goes_on_ends_in_good_order_when_it_is_interrupted(
 ) -> None:
     jobs = tiering(fakes, STEP, None, STEP)
     waits: list[float] = []
-    monkeypatch.setattr(Stop, "wait", lambda _, seconds: waits.append(seconds))
+    monkeypatch.setattr(StopRequest, "wait", lambda _, seconds: waits.append(seconds))
     done = siltstone("pipeline", "tier", "--continuous", "--freshness", "500ms", "--json")
     assert (done.status, jobs[0].closed, jobs[0].tidied) == (0, True, 3)
     assert len(waits) == 3
@@ -144,7 +144,7 @@ def test_a_run_that_goes_on_and_finds_nothing_says_that_it_ended(
     siltstone: CommandLine, fakes: FakeJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiering(fakes, None)
-    monkeypatch.setattr(Stop, "wait", lambda _, seconds: None)
+    monkeypatch.setattr(StopRequest, "wait", lambda _, seconds: None)
     done = siltstone("pipeline", "tier", "--continuous")
     assert (done.status, done.out) == (
         0,
@@ -228,7 +228,7 @@ def test_the_tables_of_the_lake_are_looked_after_and_listed(
     )
     fakes.put(
         "jobs.upkeep",
-        compact_lake=answering([Compaction(table="a", files_removed=3, files_added=1)]),
+        compact_lake=answering([TableCompaction(table="a", files_removed=3, files_added=1)]),
         vacuum_lake=answering({"a": ["x", "y"]}),
         describe_lake=answering([info]),
     )
@@ -283,10 +283,10 @@ def test_a_run_that_goes_on_finishes_its_batch_when_it_is_asked_to_stop(
 ) -> None:
     jobs = tiering(fakes, STEP, STEP)
 
-    def asked(_stop: Stop, _seconds: float) -> None:
+    def asked(_stop: StopRequest, _seconds: float) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Stop, "wait", asked)
+    monkeypatch.setattr(StopRequest, "wait", asked)
     done = siltstone("pipeline", "tier", "--continuous", "--json")
     assert (done.status, done.document["batches"], jobs[0].closed) == (0, 1, True)
 

@@ -8,7 +8,7 @@ import pytest
 from siltstone.cli.store.records import (
     BadLine,
     BadLines,
-    Record,
+    RowToAppend,
     gather,
     read_csv,
     read_json_lines,
@@ -18,47 +18,47 @@ from siltstone.store.log.write.partition import Columns
 from siltstone.store.slab.settings import VALUE_BYTES_MAX
 
 
-def from_json(*lines: str | bytes) -> list[Record | BadLine]:
+def from_json(*lines: str | bytes) -> list[RowToAppend | BadLine]:
     return list(
         read_json_lines((line.encode() if isinstance(line, str) else line) for line in lines)
     )
 
 
-def from_csv(text: str | bytes) -> list[Record | BadLine]:
+def from_csv(text: str | bytes) -> list[RowToAppend | BadLine]:
     return list(read_csv(io.BytesIO(text.encode() if isinstance(text, str) else text)))
 
 
 @pytest.mark.parametrize(
     ("line", "record"),
     [
-        ('{"topic":"a/b","value":"x"}', Record(b"a/b", b"x")),
-        ('{"topic":"ä","value":"ü"}', Record("ä".encode(), "ü".encode())),
-        ('{"topic":"a","value":""}', Record(b"a", b"")),
-        ('{"topic":"a","value":21.5}', Record(b"a", b"21.5")),
-        ('{"topic":"a","value":null}', Record(b"a", b"null")),
+        ('{"topic":"a/b","value":"x"}', RowToAppend(b"a/b", b"x")),
+        ('{"topic":"ä","value":"ü"}', RowToAppend("ä".encode(), "ü".encode())),
+        ('{"topic":"a","value":""}', RowToAppend(b"a", b"")),
+        ('{"topic":"a","value":21.5}', RowToAppend(b"a", b"21.5")),
+        ('{"topic":"a","value":null}', RowToAppend(b"a", b"null")),
         (
             '{"topic":"a","value":{"t": [1, true, "ü"]}}',
-            Record(b"a", '{"t":[1,true,"ü"]}'.encode()),
+            RowToAppend(b"a", '{"t":[1,true,"ü"]}'.encode()),
         ),
-        ('{"topic":"a","value_base64":"AP8="}', Record(b"a", b"\x00\xff")),
+        ('{"topic":"a","value_base64":"AP8="}', RowToAppend(b"a", b"\x00\xff")),
         (
             (
                 '{"topic":"a","value":"x","publisher":"p","qos":2,"retain":true,'
                 '"properties_base64":"AQI="}'
             ),
-            Record(b"a", b"x", b"p", 0b110, b"\x01\x02"),
+            RowToAppend(b"a", b"x", b"p", 0b110, b"\x01\x02"),
         ),
         (
             (
                 '{"topic":"a","timestamp":"2026","value":"x","qos":1,"retain":false,'
                 '"properties_base64":"","shard":0,"generation":1,"stream":"ff","serial":7}'
             ),
-            Record(b"a", b"x", b"", 1),
+            RowToAppend(b"a", b"x", b"", 1),
         ),
-        ('\ufeff{"topic":"a","value":"x"}', Record(b"a", b"x")),
+        ('\ufeff{"topic":"a","value":"x"}', RowToAppend(b"a", b"x")),
     ],
 )
-def test_a_json_line_is_a_row(line: str, record: Record) -> None:
+def test_a_json_line_is_a_row(line: str, record: RowToAppend) -> None:
     assert from_json(line) == [record]
 
 
@@ -124,9 +124,9 @@ def test_a_bad_json_line_says_why(line: str | bytes, reason: str) -> None:
 def test_blank_lines_count_but_are_no_rows() -> None:
     good = '{"topic":"a","value":"x"}\n'
     assert from_json(good, "\n", " \t\r\n", "?\n", good) == [
-        Record(b"a", b"x"),
+        RowToAppend(b"a", b"x"),
         BadLine(4, "invalid JSON: Expecting value at column 1"),
-        Record(b"a", b"x"),
+        RowToAppend(b"a", b"x"),
     ]
 
 
@@ -139,27 +139,27 @@ def test_csv_rows_stand_below_their_header() -> None:
         "ä,,p,2,0\r\n"
     )
     assert from_csv("\ufeff" + text) == [
-        Record(b"a/b", b"21.5", b"p", 0b101),
-        Record(b"a", b'x,\n"y"'),
-        Record("ä".encode(), b"", b"p", 2),
+        RowToAppend(b"a/b", b"21.5", b"p", 0b101),
+        RowToAppend(b"a", b'x,\n"y"'),
+        RowToAppend("ä".encode(), b"", b"p", 2),
     ]
 
 
 def test_csv_values_may_be_any_bytes_and_topics_only_utf_8() -> None:
     assert from_csv(b"topic,value\na,\xff\xfe\n\xff,x\n") == [
-        Record(b"a", b"\xff\xfe"),
+        RowToAppend(b"a", b"\xff\xfe"),
         BadLine(3, "invalid UTF-8"),
     ]
 
 
 def test_csv_values_may_be_base64_and_longer_than_the_module_allows_by_itself() -> None:
     assert from_csv("topic,value,value_base64\na,,AP8=\na,x,\na,x,AP8=\n") == [
-        Record(b"a", b"\x00\xff"),
-        Record(b"a", b"x"),
+        RowToAppend(b"a", b"\x00\xff"),
+        RowToAppend(b"a", b"x"),
         BadLine(4, "value and value_base64 exclude each other; give one of them"),
     ]
     assert VALUE_BYTES_MAX > 200_000
-    assert from_csv("topic,value\na," + "x" * 200_000) == [Record(b"a", b"x" * 200_000)]
+    assert from_csv("topic,value\na," + "x" * 200_000) == [RowToAppend(b"a", b"x" * 200_000)]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_csv_values_may_be_base64_and_longer_than_the_module_allows_by_itself() 
 def test_a_bad_csv_line_says_why_and_the_next_is_read(line: str, reason: str) -> None:
     assert from_csv(f"topic,value,qos,retain\n{line}\nb,y,,\n") == [
         BadLine(2, reason),
-        Record(b"b", b"y"),
+        RowToAppend(b"b", b"y"),
     ]
 
 
@@ -202,7 +202,7 @@ def test_a_column_that_is_named_twice_is_refused(header: str) -> None:
 def test_a_publisher_that_is_too_long_is_a_bad_line_of_csv() -> None:
     assert from_csv(f"topic,value,publisher\na,x,{'p' * 65_536}\nb,y,p\n") == [
         BadLine(2, "publisher must have at most 65535 bytes, got 65536"),
-        Record(b"b", b"y", b"p"),
+        RowToAppend(b"b", b"y", b"p"),
     ]
 
 
@@ -210,11 +210,11 @@ def test_an_empty_file_holds_no_rows() -> None:
     assert (from_json(), from_csv(""), from_csv("topic,value\n")) == ([], [], [])
 
 
-def rows() -> Iterator[Record | BadLine]:
-    yield Record(b"a", b"1", b"p", 1, b"!")
-    yield Record(b"b", b"2")
+def rows() -> Iterator[RowToAppend | BadLine]:
+    yield RowToAppend(b"a", b"1", b"p", 1, b"!")
+    yield RowToAppend(b"b", b"2")
     yield BadLine(3, "odd")
-    yield Record(b"c", b"3")
+    yield RowToAppend(b"c", b"3")
 
 
 def test_rows_are_gathered_into_columns() -> None:

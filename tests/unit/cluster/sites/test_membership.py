@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 import pytest
 
-from siltstone.cluster.settings import Address, ClusterSettings
+from siltstone.cluster.settings import Address, SiteSettings
 from siltstone.cluster.sites.membership import (
     check_role,
     entered,
@@ -17,16 +17,16 @@ from siltstone.cluster.sites.membership import (
     with_role,
 )
 from siltstone.errors import NotFoundError, UsageError
-from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.sites.membership import ShardSites
 from siltstone.store.writer.replication.sites.planning import Facts, Site, SiteRole
 
 SEEDS = tuple(Address("127.0.0.1", port) for port in (7400, 7401, 7402))
 SITES = {name: Site() for name in "abc"} | {"d": Site(role=SiteRole.OBSERVER)}
-PLACEMENT = Placement(replicas=frozenset("abc"), insync=frozenset("abc"))
+PLACEMENT = ShardSites(replicas=frozenset("abc"), insync=frozenset("abc"))
 
 
-def settings(listen: Address | None, zone: str = "") -> ClusterSettings:
-    return ClusterSettings(
+def settings(listen: Address | None, zone: str = "") -> SiteSettings:
+    return SiteSettings(
         name="plant",
         site="d",
         seeds=SEEDS,

@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import pytest
 
-from siltstone.cluster.settings import Address, ClusterSettings
+from siltstone.cluster.settings import Address, SiteSettings
 from siltstone.cluster.sites.placing import Placing
-from siltstone.cluster.sites.seen import AWAY_SECONDS, Peer, SiteShard
+from siltstone.cluster.sites.seen import AWAY_SECONDS, PeerSite, SiteShard
 from siltstone.store.writer.replication.codec import VERSION
-from siltstone.store.writer.replication.follower import Status
-from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.follower import FollowerStatus
+from siltstone.store.writer.replication.sites.membership import ShardSites
 
 HOUR_US = 3_600_000_000
-SETTINGS = ClusterSettings(
+SETTINGS = SiteSettings(
     name="plant",
     site="a",
     seeds=(Address("127.0.0.1", 7400),),
@@ -38,7 +38,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def placing(loop: asyncio.AbstractEventLoop, *skews_us: int, ago: float = 0.0) -> Placing:
     """A site that has heard others, whose clocks are so far ahead."""
     peers = {
-        name: Peer(loop.time() - ago, {}, skew_us=skew)
+        name: PeerSite(loop.time() - ago, {}, skew_us=skew)
         for name, skew in zip("bc", skews_us, strict=False)
     }
     return Placing(SETTINGS, {}, peers, loop)
@@ -81,16 +81,16 @@ def test_a_leader_hands_over_to_a_site_that_keeps_the_shard(
     loop: asyncio.AbstractEventLoop, unfit: dict[str, Any], shard: dict[str, Any]
 ) -> None:
     """It would otherwise be handed to and fro, or written in a version that is not read here."""
-    seen = {"status": Status.CURRENT.value, "leads": False}
+    seen = {"status": FollowerStatus.CURRENT.value, "leads": False}
     peers = {
-        "b": Peer(loop.time(), {"d/0": seen | shard}, **unfit),
-        "c": Peer(loop.time(), {"d/0": seen}),
+        "b": PeerSite(loop.time(), {"d/0": seen | shard}, **unfit),
+        "c": PeerSite(loop.time(), {"d/0": seen}),
     }
     log = SimpleNamespace(view=SimpleNamespace(leads=True, is_full=False))
     sites = frozenset("abc")
     led = SimpleNamespace(
         log=log,
-        placement=Placement(replicas=sites, insync=sites),
+        placement=ShardSites(replicas=sites, insync=sites),
         successor="",
         leading_since=0.0,
         damaged=frozenset({"1/1.seg"}),
@@ -103,16 +103,16 @@ def test_a_leader_hands_over_to_a_site_that_keeps_the_shard(
 def test_a_leader_without_space_hands_over(
     loop: asyncio.AbstractEventLoop, *, is_full: bool, has_space: bool
 ) -> None:
-    seen = {"status": Status.CURRENT.value, "leads": False}
+    seen = {"status": FollowerStatus.CURRENT.value, "leads": False}
     sites = frozenset("ab")
     led = SimpleNamespace(
         log=SimpleNamespace(view=SimpleNamespace(leads=True, is_full=is_full)),
-        placement=Placement(replicas=sites, insync=sites),
+        placement=ShardSites(replicas=sites, insync=sites),
         successor="",
         leading_since=0.0,
         damaged=frozenset(),
     )
-    peers = {"b": Peer(loop.time(), {"d/0": seen})}
+    peers = {"b": PeerSite(loop.time(), {"d/0": seen})}
     site = Placing(SETTINGS, {"d/0": cast("SiteShard", led)}, peers, loop)
     site.has_space = has_space
     assert site.successors() == ({"d/0": "b"} if is_full or not has_space else {})

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from siltstone.cluster.sites.state import health, possible, transition
-from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.sites.membership import ShardSites
 from siltstone.store.writer.replication.sites.planning import Site, SiteRole
 
 ALL = frozenset("abc")
-PLACEMENT = Placement(replicas=ALL, insync=ALL)
+PLACEMENT = ShardSites(replicas=ALL, insync=ALL)
 
 
 def test_health_counts_the_in_sync_sites_that_are_heard() -> None:

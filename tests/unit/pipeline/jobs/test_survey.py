@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from siltstone.pipeline.jobs.survey import RULE_SAMPLE, TOPIC_SAMPLE, Customs, survey
 from siltstone.pipeline.lake.fields import Field
-from siltstone.pipeline.lake.rules import Rule, Rules
+from siltstone.pipeline.lake.rules import Rules, TableRule
 
 PLAIN = Customs(decode={}, partition="day")
 
@@ -27,8 +27,8 @@ def tables(rules: Rules) -> list[tuple[str, str]]:
 def test_each_topic_gets_a_rule_with_the_fields_of_its_first_payloads() -> None:
     rules = survey([rows("plant/7/heat", v=1, at="x"), rows("note")], Rules(), PLAIN)
     assert rules.rules == (
-        Rule(filter="note", table="note", decode="text", learned=True),
-        Rule(
+        TableRule(filter="note", table="note", decode="text", learned=True),
+        TableRule(
             filter="plant/+/heat",
             table="plant_heat",
             levels=("plant",),
@@ -43,7 +43,7 @@ def test_each_topic_gets_a_rule_with_the_fields_of_its_first_payloads() -> None:
 
 
 def test_topics_of_a_rule_by_hand_are_not_learned() -> None:
-    mine = Rule(filter="plant/#", table="mine")
+    mine = TableRule(filter="plant/#", table="mine")
     assert survey([rows("plant/7/heat", "plant/8")], Rules([mine]), PLAIN).rules == (mine,)
 
 

@@ -18,14 +18,14 @@ from siltstone.pipeline.lake.files import (
     rule_schema,
     write_portion,
 )
-from siltstone.pipeline.lake.rules import Rule
+from siltstone.pipeline.lake.rules import TableRule
 from siltstone.scan.survey import plan_batch
 from siltstone.store.log.read.pieces import Row
 from tests.support.builders import NOW_US, World
 from tests.support.pipeline import options_of
 
 LAKE = PurePath("/data/lake/messages")
-RULE = Rule(
+RULE = TableRule(
     filter="plant/+/+",
     table="plant",
     levels=("plant", "sensor"),
@@ -37,7 +37,7 @@ HOUR = 3600
 TO_MIDNIGHT = 86_400 - NOW_US // 1_000_000 % 86_400
 
 
-def written(world: World, *rules: Rule, **changes: Any) -> Written:
+def written(world: World, *rules: TableRule, **changes: Any) -> Written:
     options = options_of(filters=())
     with world.reader() as database:
         (portion,) = plan_batch(database, options).partitions

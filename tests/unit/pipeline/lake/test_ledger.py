@@ -15,11 +15,11 @@ from siltstone.pipeline.lake.ledger import (
     read_ledger,
     write_ledger,
 )
-from siltstone.pipeline.lake.rules import Rule, Rules
+from siltstone.pipeline.lake.rules import Rules, TableRule
 from siltstone.store.feed.position import Position
 
 LAKE = lake_directory(PurePath("/data"), "messages")
-RULES = Rules([Rule(filter="a/+", table="a", levels=("a",))])
+RULES = Rules([TableRule(filter="a/+", table="a", levels=("a",))])
 
 
 # As version 0.1.0 wrote it.
@@ -118,7 +118,7 @@ def test_a_later_version_is_refused() -> None:
 
 def test_a_batch_that_an_earlier_version_opened_is_finished_by_its_own_rules() -> None:
     fs = MemoryFileSystem()
-    rules = Rules([Rule(filter="a", table="a", decode="json")])
+    rules = Rules([TableRule(filter="a", table="a", decode="json")])
     write_ledger(fs, LAKE, Ledger(position=Position({}, "i")).opened({}, {0: 1}, rules))
     content = json.loads(fs.read(LAKE / "ledger.json"))
     assert content["open"]["rules"][0].pop("drift") == "rescue"

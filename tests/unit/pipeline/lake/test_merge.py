@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from siltstone.pipeline.lake.merge import FAN_IN, FILE_BYTES, StoredFile, choose_merges
+from siltstone.pipeline.lake.merge import FAN_IN, FILE_BYTES, TableFile, choose_merges
 
 TODAY = {"date": "2026-01-02"}
 YESTERDAY = {"date": "2026-01-01"}
@@ -12,11 +12,11 @@ KIB, MIB = 1 << 10, 1 << 20
 
 def file(
     name: str, size: int = KIB, batch: int | None = 1, partition: dict[str, str] = TODAY
-) -> StoredFile:
-    return StoredFile(path=name, batch=batch, size_bytes=size, rows=1, partition=partition)
+) -> TableFile:
+    return TableFile(path=name, batch=batch, size_bytes=size, rows=1, partition=partition)
 
 
-def chosen(files: Sequence[StoredFile], ended: int = 9, target: int = FILE_BYTES) -> list[set[str]]:
+def chosen(files: Sequence[TableFile], ended: int = 9, target: int = FILE_BYTES) -> list[set[str]]:
     merges = choose_merges(
         files, ended=ended, is_over=lambda part: part == YESTERDAY, target_bytes=target
     )
@@ -57,7 +57,7 @@ def test_a_day_of_commits_every_two_seconds_leaves_few_files_and_writes_a_row_a_
     """Two files of a batch, as a job with two tasks writes them, at 5,000 rows a second."""
     size = 60 * KIB
     names = count()
-    live: list[StoredFile] = []
+    live: list[TableFile] = []
     most = written = 0
     for batch in range(1, 43_200 + 1):
         live += [file(f"{next(names):09}", size, batch) for _ in range(2)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from siltstone.pipeline.lake.delta import LakeFile
 from siltstone.pipeline.lake.pruning import (
-    Scope,
+    QueryScope,
     holds_only,
     literal_prefix,
     may_match,
@@ -39,7 +39,7 @@ def file(**changes: Any) -> LakeFile:
 
 def sorted_out(wanted: LakeFile, **changes: Any) -> str:
     values: dict[str, Any] = {"filters": ("#",), "since_us": 0, "until_us": None, "batch": 1}
-    pruned = prune([wanted], Scope(**(values | changes)))
+    pruned = prune([wanted], QueryScope(**(values | changes)))
     return "whole" if pruned.whole else "partly" if pruned.partly else "none"
 
 

@@ -18,14 +18,14 @@ from siltstone.pipeline.lake.payloads import DECODERS
 from siltstone.pipeline.lake.rules import (
     PARTITIONS,
     RULES,
-    Rule,
     Rules,
+    TableRule,
     load_rules,
     read_rules,
     rules_from_json,
 )
 
-OVEN = Rule(
+OVEN = TableRule(
     filter="plant/+/oven/+",
     table="plant_oven",
     levels=("plant", "oven"),
@@ -34,7 +34,7 @@ OVEN = Rule(
     learned=True,
     fields=(Field(path=("a", 'b"'), column="a_b", kind="array<double>"),),
 )
-MINE = Rule(filter="plant/7/#", table="mine", decode="text")
+MINE = TableRule(filter="plant/7/#", table="mine", decode="text")
 LAKE = PurePath("/")
 ODD = "\x00\x01\t\n\r\x1f\"'\\/u[]{}=.\x7f\x80\x85\u2028\ufeff\uffff\U0001f600\U0010ffff"
 CHARACTERS = st.one_of(st.sampled_from(ODD), st.characters(exclude_categories=["Cs"]))
@@ -57,13 +57,13 @@ def test_the_first_rule_that_matches_holds_and_users_come_first() -> None:
 
 
 def test_a_topic_that_begins_with_a_dollar_is_not_meant_by_a_wildcard() -> None:
-    assert Rules([Rule(filter="#", table="all")]).find("$SYS/x").table == "other"
+    assert Rules([TableRule(filter="#", table="all")]).find("$SYS/x").table == "other"
 
 
 def test_learned_rules_are_tried_words_first_and_wider_ones_replace_them() -> None:
-    def rule(text: str) -> Rule:
+    def rule(text: str) -> TableRule:
         levels = tuple(level_columns(text.split("/")))
-        return Rule(filter=text, table=text.replace("/", "_"), levels=levels, learned=True)
+        return TableRule(filter=text, table=text.replace("/", "_"), levels=levels, learned=True)
 
     there = Rules([rule("plant/a/temp"), rule("plant/b/temp"), rule("old/+"), MINE])
     later = Rules([MINE, rule("plant/+/temp"), rule("plant/c/temp"), rule("$S/+")])
@@ -88,9 +88,9 @@ def test_the_file_says_what_the_rules_are() -> None:
 
 @st.composite
 def any_rules(draw: st.DrawFn) -> Rules:
-    rules: list[Rule] = []
+    rules: list[TableRule] = []
     for number, text in enumerate(draw(st.lists(FILTERS, max_size=3, unique=True))):
-        rule = Rule(
+        rule = TableRule(
             filter=text,
             table=f"t{number}",
             levels=tuple(level_columns(text.split("/"))),
@@ -130,7 +130,7 @@ def test_a_file_that_is_no_text_is_refused() -> None:
 
 def test_a_file_that_has_characters_in_halves_is_read_as_it_was_meant() -> None:
     path = ("\U0001f600", r"a\ud83d\ude00", "\\\U0010ffff", "\u00e4")
-    rule = Rule(
+    rule = TableRule(
         filter="\U0001f600/x",
         table="t",
         decode="json",
@@ -156,7 +156,7 @@ def test_levels_and_columns_need_not_be_written() -> None:
         fields = [{ path = "x", type = "double" }]
     """
     (rule,) = read_rules(text, "rules.toml").rules
-    assert rule == Rule(
+    assert rule == TableRule(
         filter="a/+",
         table="a",
         levels=("a",),
@@ -165,11 +165,11 @@ def test_levels_and_columns_need_not_be_written() -> None:
 
 
 def test_what_users_wrote_stays_and_what_was_learned_is_added() -> None:
-    edited = Rules([Rule(filter="plant/+/oven/+", table="mine", levels=("site", "oven"))])
-    merged = edited.merged(Rules([OVEN, Rule(filter="x", table="x", learned=True)]))
+    edited = Rules([TableRule(filter="plant/+/oven/+", table="mine", levels=("site", "oven"))])
+    merged = edited.merged(Rules([OVEN, TableRule(filter="x", table="x", learned=True)]))
     assert merged.to_json() == [
         edited.rules[0].to_json() | {"fields": OVEN.to_json()["fields"]},
-        Rule(filter="x", table="x", learned=True).to_json(),
+        TableRule(filter="x", table="x", learned=True).to_json(),
     ]
 
 
@@ -232,17 +232,17 @@ def test_a_rule_that_users_wrote_stands_for_the_learned_one_of_its_filter() -> N
     learned: dict[str, Any] = {"filter": "a/+", "table": "a", "learned": True}
     for values in ([mine, learned], [learned, mine]):
         (rule,) = rules_from_json(values, "rules.toml").rules
-        assert rule == Rule(filter="a/+", table="mine", levels=("site",))
+        assert rule == TableRule(filter="a/+", table="mine", levels=("site",))
     with pytest.raises(UsageError, match=r"must not have two rules for one filter: filter='a/\+'"):
         rules_from_json([learned, learned], "rules.toml")
 
 
 def test_tables_that_differ_by_case_alone_are_refused() -> None:
-    rules = Rules([Rule(filter="a", table="Oven"), Rule(filter="b", table="oven")])
+    rules = Rules([TableRule(filter="a", table="Oven"), TableRule(filter="b", table="oven")])
     with pytest.raises(UsageError, match=r"upper and lower case; .* 'Oven' and 'oven'"):
         read_rules(rules.to_toml(), "rules.toml")
     with pytest.raises(UsageError, match=r"upper and lower case; .* 'other' and 'Other'"):
-        read_rules(Rules([Rule(filter="a", table="Other")]).to_toml(), "rules.toml")
+        read_rules(Rules([TableRule(filter="a", table="Other")]).to_toml(), "rules.toml")
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_rule_needs_a_table_for_rows(there: dict[str, Content], sentence: str)
 
 
 def test_a_new_table_is_not_called_like_the_database_and_one_that_is_goes_on() -> None:
-    rules = Rules([Rule(filter="m", table="Messages")])
+    rules = Rules([TableRule(filter="m", table="Messages")])
     with pytest.raises(UsageError, match="than Messages for 'm': it is the name of the database"):
         rules.refuse_tables({}, "messages")
     rules.refuse_tables({"Messages": "rows"}, "messages")
@@ -305,17 +305,17 @@ def test_a_filter_covers_a_structure_when_it_matches_all_its_topics(
     wide: str, narrow: str, covered: bool
 ) -> None:
     levels = tuple(f"c{number}" for number in range(wide.split("/").count("+")))
-    assert Rules([Rule(filter=wide, table="t", levels=levels)]).has(narrow) is covered
+    assert Rules([TableRule(filter=wide, table="t", levels=levels)]).has(narrow) is covered
 
 
 def test_a_rule_is_changed_by_its_filter() -> None:
-    changed = Rules([MINE, OVEN]).changed(Rule(filter="plant/7/#", table="other_name"))
+    changed = Rules([MINE, OVEN]).changed(TableRule(filter="plant/7/#", table="other_name"))
     assert tables(changed) == [("plant/7/#", "other_name"), ("plant/+/oven/+", "plant_oven")]
 
 
 def test_a_table_by_hand_is_a_rule_and_is_checked() -> None:
     text = '[[lake.table]]\nfilter = "a/+/#"\nname = "a"\n'
-    rule = Rule(filter="a/+/#", table="a", levels=("a",), decode="auto")
+    rule = TableRule(filter="a/+/#", table="a", levels=("a",), decode="auto")
     assert read_rules(text, "rules.toml").rules == (rule,)
     for wrong in ("lake = 1", "[lake]\nother = 1", text.replace("a/+/#", "a/#/b")):
         with pytest.raises(UsageError, match=r"rules\.toml"):

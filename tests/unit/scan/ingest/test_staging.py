@@ -9,7 +9,7 @@ from siltstone.errors import OverloadedError, UsageError
 from siltstone.fs.api import EntryKind
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.scan.ingest.columns import Given, rows_of, store_columns
-from siltstone.scan.ingest.staging import Append, Committed, Staging, WriteBatch
+from siltstone.scan.ingest.staging import Append, Staging, StagingResult, WriteBatch
 from siltstone.store.writer.ticket import Ticket
 from tests.support.builders import PATH
 
@@ -79,7 +79,7 @@ def test_what_was_staged_is_appended_in_the_order_of_its_names() -> None:
     names = [staged(area, FIRST, b"1", b"2"), staged(area, FIRST, b"3")]
     staged(area, FIRST, b"of a task that was done twice")
     taken = Taken()
-    assert area.commit(FIRST, names, append_of(taken)) == Committed(rows=3, repeated=False)
+    assert area.commit(FIRST, names, append_of(taken)) == StagingResult(rows=3, repeated=False)
     assert taken.rows == [(b"t", b"1"), (b"t", b"2"), (b"t", b"3")]
     assert taken.calls == [("w", 0), ("w", 1), ("w", 2)]
     assert files(fs) == ["committed"]
@@ -90,7 +90,7 @@ def test_a_batch_that_was_committed_is_not_appended_again() -> None:
     taken = Taken()
     area.commit(FIRST, [staged(area, FIRST, b"1")], append_of(taken))
     again = [staged(area, FIRST, b"0"), staged(area, FIRST, b"1")]
-    assert area.commit(FIRST, again, append_of(taken)) == Committed(rows=0, repeated=True)
+    assert area.commit(FIRST, again, append_of(taken)) == StagingResult(rows=0, repeated=True)
     assert taken.rows == [(b"t", b"1")]
     assert files(fs) == ["committed"]
 
@@ -112,7 +112,7 @@ def test_a_commit_that_failed_goes_on_with_the_files_of_the_first() -> None:
     area.discard(FIRST, first)
     taken.left = 1000
     again = [staged(area, FIRST, b"2", b"1")]
-    assert area.commit(FIRST, again, append_of(taken)) == Committed(rows=2, repeated=False)
+    assert area.commit(FIRST, again, append_of(taken)) == StagingResult(rows=2, repeated=False)
     assert taken.rows == [(b"t", b"1"), (b"t", b"2")]
     assert files(fs) == ["committed"]
 
@@ -136,7 +136,7 @@ def test_no_rows_are_no_file_and_no_trace() -> None:
     fs, area = staging()
     fs.make_directory(PATH)
     assert area.stage(FIRST, []) is None
-    assert area.commit(FIRST, [], append_of(Taken())) == Committed(rows=0, repeated=False)
+    assert area.commit(FIRST, [], append_of(Taken())) == StagingResult(rows=0, repeated=False)
     assert files(fs) == []
 
 

@@ -8,7 +8,7 @@ import pytest
 from siltstone.rows.batch import DUP
 from siltstone.rows.stored import StoredBatch
 from siltstone.session.archive.records import SavedInflight
-from siltstone.session.durable.progress import Progress
+from siltstone.session.durable.progress import SessionProgress
 from siltstone.session.durable.reader import Reader
 from siltstone.session.durable.wanted import WantedFilter
 from siltstone.topic.grammar import TopicFilter
@@ -27,7 +27,7 @@ class Desk:
 
     def __init__(self, *, window: int = 100) -> None:
         self.outbox = make_outbox()
-        self.progress = Progress()
+        self.progress = SessionProgress()
         self.lane = self.progress.start(0, 0, [])
         self.reader = Reader(b"me", self.outbox, self.progress)
         self.receiver = Receiver(self.outbox, window=window)

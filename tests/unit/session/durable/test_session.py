@@ -19,7 +19,7 @@ from siltstone.session.archive.records import (
     SavedSubscription,
     SerialRange,
 )
-from siltstone.session.durable.progress import Progress
+from siltstone.session.durable.progress import SessionProgress
 from siltstone.session.durable.session import Durable, new_session
 from siltstone.session.sending.delivery import Delivery, Loan
 from siltstone.session.sending.outbox import Outbox
@@ -362,7 +362,7 @@ class TestLeaving:
     def test_what_a_share_group_lent_is_saved_with_qos_2_and_then_its_own(self) -> None:
         desk = Desk()
         receiver = desk.connect()
-        lane = Progress().lane(0)
+        lane = SessionProgress().lane(0)
         for flags in (1, 2):
             delivery = Delivery(b"t", b"p", flags, b"", 0.0)
             delivery.loan = Loan(flags, b"", b"")

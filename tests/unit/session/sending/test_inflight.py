@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.session.durable.progress import Progress
+from siltstone.session.durable.progress import SessionProgress
 from siltstone.session.sending.delivery import NEVER, Budget, Delivery
 from siltstone.session.sending.inflight import Inflight
 
@@ -64,9 +64,9 @@ class TestSize:
 @pytest.mark.parametrize("mine", [True, False])
 def test_rows_are_told_by_whose_they_are(*, mine: bool) -> None:
     inflight = Inflight(Budget(1000))
-    progress = Progress()
+    progress = SessionProgress()
     row = message(1)
-    row.lane = (progress if mine else Progress()).lane(0)
+    row.lane = (progress if mine else SessionProgress()).lane(0)
     inflight.add(row)
     inflight.add(message(2))
     assert inflight.rows_of(progress) == ([row] if mine else [])

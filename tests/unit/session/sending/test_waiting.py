@@ -6,7 +6,7 @@ import pytest
 
 from siltstone.errors import CorruptionError
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.session.durable.progress import Progress
+from siltstone.session.durable.progress import SessionProgress
 from siltstone.session.sending.delivery import Budget, Delivery, Run, Spilled, encode_run
 from siltstone.session.sending.waiting import Unsaved, Waiting
 
@@ -17,7 +17,7 @@ def one(payload: bytes = b"p", flags: int = 1) -> Delivery:
     return Delivery(b"t", payload, flags, b"", 0.0)
 
 
-def row(progress: Progress, serial: int) -> Delivery:
+def row(progress: SessionProgress, serial: int) -> Delivery:
     delivery = one(b"%d" % serial)
     delivery.lane = progress.lane(0)
     delivery.serial = serial
@@ -225,11 +225,11 @@ class TestLimits:
     def test_rows_of_the_store_always_fit(self) -> None:
         waiting = queue(messages=1, size_bytes=SIZE)
         for serial in range(3):
-            waiting.add_row(row(Progress(), serial))
+            waiting.add_row(row(SessionProgress(), serial))
         assert (len(waiting), waiting.dropped) == (3, 0)
 
     def test_rows_of_the_store_make_room_for_nothing(self) -> None:
-        progress = Progress()
+        progress = SessionProgress()
         waiting = queue(messages=2, drop_old=True)
         for serial in range(2):
             waiting.add_row(row(progress, serial))
@@ -238,7 +238,7 @@ class TestLimits:
 
     def test_a_new_message_takes_the_place_of_the_oldest_that_is_no_row(self) -> None:
         budget = Budget(100 * SIZE)
-        progress = Progress()
+        progress = SessionProgress()
         waiting = queue(messages=3, budget=budget, drop_old=True)
         waiting.add_row(row(progress, 0))
         waiting.add(one(b"a"))
@@ -293,7 +293,7 @@ class TestTaking:
         waiting = queue(messages=10)
         for number, flags in enumerate((1, 0, 2, 0)):
             waiting.add(one(b"%d" % number, flags))
-        waiting.add_row(row(Progress(), 4))
+        waiting.add_row(row(SessionProgress(), 4))
         waiting.add(one(b"5", 1))
         assert payloads(waiting) == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
@@ -319,7 +319,7 @@ class TestTaking:
     def test_the_rows_of_one_owner_are_taken_out(self) -> None:
         budget = Budget(100 * SIZE)
         waiting = queue(budget=budget)
-        mine, other = Progress(), Progress()
+        mine, other = SessionProgress(), SessionProgress()
         waiting.add_row(row(mine, 1))
         waiting.add_row(row(other, 2))
         waiting.add(one(b"n"))
@@ -331,14 +331,14 @@ class TestTaking:
         budget = Budget(100 * SIZE)
         waiting = queue(budget=budget)
         waiting.add(one(b"no row"))
-        waiting.add_row(row(Progress(), 1))
+        waiting.add_row(row(SessionProgress(), 1))
         assert [delivery.payload for delivery in waiting.take_others()] == [b"no row"]
         assert (payloads(waiting), budget.used) == ([b"1"], SIZE)
 
     def test_some_are_taken_out_wherever_they_are(self) -> None:
         budget = Budget(100 * SIZE)
         waiting = queue(budget=budget)
-        rows = [row(Progress(), serial) for serial in range(4)]
+        rows = [row(SessionProgress(), serial) for serial in range(4)]
         for delivery in rows:
             waiting.add_row(delivery)
         waiting.remove({rows[1], rows[3]})

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.fs.api import Entry, EntryKind
+from siltstone.fs.api import DirectoryEntry, EntryKind
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.segment.chain import Chain, ChainWriter, SlabIdentity
 from siltstone.store.segment.segment import SEGMENT_BYTES_MIN, segment_path
@@ -77,11 +77,13 @@ class TestNames:
         ["0.seg", "0" * 21 + ".seg", "0" * 20 + ".seg.tmp", "0" * 20 + ".idx", "x" * 20 + ".seg"],
     )
     def test_a_file_of_another_name_is_no_segment(self, name: str) -> None:
-        entry = Entry(name=name, kind=EntryKind.FILE, size_bytes=0, allocated_bytes=0)
+        entry = DirectoryEntry(name=name, kind=EntryKind.FILE, size_bytes=0, allocated_bytes=0)
         assert not is_segment(entry)
 
     def test_a_directory_is_no_segment_whatever_its_name(self) -> None:
-        entry = Entry(name=name_of(0), kind=EntryKind.DIRECTORY, size_bytes=0, allocated_bytes=0)
+        entry = DirectoryEntry(
+            name=name_of(0), kind=EntryKind.DIRECTORY, size_bytes=0, allocated_bytes=0
+        )
         assert not is_segment(entry)
 
     def test_what_is_not_ours_is_told_apart(self) -> None:

@@ -9,9 +9,9 @@ from siltstone.store.segment.walker import (
     CHECKSUM,
     EARLIER,
     MISSING,
+    BreakKind,
     FrameWalk,
-    Verdict,
-    judge,
+    torn_or_damaged,
     whole_frames,
 )
 from siltstone.store.segment.writer import SegmentWriter
@@ -130,7 +130,7 @@ class TestWalk:
         assert list(walk_of(writer.segment))[-1].position == SEGMENT_HEADER_BYTES
 
 
-def judged(
+def break_at(
     segment: Segment,
     position: int,
     *,
@@ -138,8 +138,8 @@ def judged(
     stands_to: int = 0,
     bound: int = 0,
     closed: bool = False,
-) -> tuple[Verdict, int | None]:
-    judgement = judge(
+) -> tuple[BreakKind, int | None]:
+    broken = torn_or_damaged(
         segment.view,
         SEED,
         position=position,
@@ -148,25 +148,28 @@ def judged(
         bound=bound or len(segment.view),
         closed=closed,
     )
-    following = judgement.following
-    return judgement.verdict, None if following is None else following[0]
+    following = broken.following
+    return broken.kind, None if following is None else following[0]
 
 
 class TestJudgement:
     def test_a_place_that_must_stand_is_damaged(self) -> None:
         writer, _ = filled(slab_fs(), 1)
         end = writer.end_position
-        assert judged(writer.segment, end, serial=1, stands_to=end + 1) == (Verdict.DAMAGED, None)
-        assert judged(writer.segment, end, serial=1, stands_to=end) == (Verdict.TORN, None)
+        assert break_at(writer.segment, end, serial=1, stands_to=end + 1) == (
+            BreakKind.DAMAGED,
+            None,
+        )
+        assert break_at(writer.segment, end, serial=1, stands_to=end) == (BreakKind.TORN, None)
 
     def test_a_later_frame_that_knew_of_its_sync_is_proof(self) -> None:
         writer, positions = filled(slab_fs(), 3)
         # The third frame was written when the second one was synced.
-        assert judged(writer.segment, positions[1], serial=1) == (Verdict.DAMAGED, positions[2])
+        assert break_at(writer.segment, positions[1], serial=1) == (BreakKind.DAMAGED, positions[2])
 
     def test_a_later_frame_of_the_same_sync_is_not(self) -> None:
         writer, positions = filled(slab_fs(), 3, sync=False)
-        assert judged(writer.segment, positions[1], serial=1) == (Verdict.TORN, positions[2])
+        assert break_at(writer.segment, positions[1], serial=1) == (BreakKind.TORN, positions[2])
 
     def test_a_sync_up_to_the_place_says_nothing_of_what_stood_there(self) -> None:
         writer, positions = filled(slab_fs(), 2)
@@ -175,44 +178,47 @@ class TestJudgement:
             writer, rows_frame({1: [b"y"]}, serial=2, timestamp_us=NOW_US + 2), sync=False
         )
         place = positions[1] + 8
-        assert judged(writer.segment, place, serial=1) == (Verdict.DAMAGED, third)
+        assert break_at(writer.segment, place, serial=1) == (BreakKind.DAMAGED, third)
         fs = slab_fs()
         writer, positions = filled(fs, 1)
         later = [
             store(writer, rows_frame({1: [b"y"]}, serial=n, timestamp_us=NOW_US + n), sync=False)
             for n in (1, 2)
         ]
-        assert judged(writer.segment, later[0], serial=1) == (Verdict.TORN, later[1])
+        assert break_at(writer.segment, later[0], serial=1) == (BreakKind.TORN, later[1])
 
     def test_a_frame_of_earlier_serials_does_not_follow_but_may_be_proof(self) -> None:
         fs = slab_fs()
         writer, positions = filled(fs, 3, sync=False)
         place = writer.end_position
         patch(fs, place + 8, frame_bytes(rows_frame({1: [b"old"]}, serial=1)))
-        assert judged(writer.segment, place, serial=3) == (Verdict.TORN, None)
-        assert judged(writer.segment, place, serial=3, closed=True) == (Verdict.TORN, None)
+        assert break_at(writer.segment, place, serial=3) == (BreakKind.TORN, None)
+        assert break_at(writer.segment, place, serial=3, closed=True) == (BreakKind.TORN, None)
         # The next frame may begin eight bytes behind the place, which is the least.
-        assert judged(writer.segment, place, serial=1) == (Verdict.TORN, place + 8)
-        assert judged(writer.segment, positions[0], serial=2)[1] == positions[2]
+        assert break_at(writer.segment, place, serial=1) == (BreakKind.TORN, place + 8)
+        assert break_at(writer.segment, positions[0], serial=2)[1] == positions[2]
 
     def test_in_a_closed_segment_any_later_frame_is(self) -> None:
         writer, positions = filled(slab_fs(), 3, sync=False)
-        assert judged(writer.segment, positions[1], serial=1, closed=True) == (
-            Verdict.DAMAGED,
+        assert break_at(writer.segment, positions[1], serial=1, closed=True) == (
+            BreakKind.DAMAGED,
             positions[2],
         )
-        assert judged(writer.segment, positions[2], serial=2, closed=True) == (Verdict.TORN, None)
+        assert break_at(writer.segment, positions[2], serial=2, closed=True) == (
+            BreakKind.TORN,
+            None,
+        )
 
     def test_the_proof_may_stand_behind_the_next_frame(self) -> None:
         writer, positions = filled(slab_fs(), 3, sync=False)
         writer.sync()
         store(writer, rows_frame({1: [b"y"]}, serial=3, timestamp_us=NOW_US + 3))
-        assert judged(writer.segment, positions[1], serial=1) == (Verdict.DAMAGED, positions[2])
+        assert break_at(writer.segment, positions[1], serial=1) == (BreakKind.DAMAGED, positions[2])
 
     def test_a_frame_behind_the_bound_does_not_count(self) -> None:
         writer, positions = filled(slab_fs(), 3)
-        assert judged(writer.segment, positions[1], serial=1, bound=positions[2]) == (
-            Verdict.TORN,
+        assert break_at(writer.segment, positions[1], serial=1, bound=positions[2]) == (
+            BreakKind.TORN,
             None,
         )
 

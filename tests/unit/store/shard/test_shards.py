@@ -38,7 +38,7 @@ from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.committer import COMPRESSION, Committer
 from siltstone.store.segment.chain import directory_bytes
 from siltstone.store.segment.frame import PLAIN
-from siltstone.store.shard.leader import LeaderShard, Leading
+from siltstone.store.shard.leader import Leading, WritableShard
 from siltstone.store.shard.shards import Shards
 from siltstone.store.shard.upkeep import Reclaimable
 from siltstone.store.slab.drops import Why
@@ -568,15 +568,15 @@ class TestSizes:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: list[list[SlabId]] = []
-        turn_over = vars(LeaderShard)["_turn_over"]
+        turn_over = vars(WritableShard)["_turn_over"]
 
-        def watched(leader: LeaderShard, leading: Leading, committer: Committer) -> Committer:
+        def watched(leader: WritableShard, leading: Leading, committer: Committer) -> Committer:
             following: Committer = turn_over(leader, leading, committer)
             # The layout takes the committer when this returns.
             seen.append([slab.id for slab in slabs.all() if slabs.slab_bytes(slab.id)])
             return following
 
-        monkeypatch.setattr(LeaderShard, "_turn_over", watched)
+        monkeypatch.setattr(WritableShard, "_turn_over", watched)
         with opened(World()) as slabs:
             slabs.seal()
         assert seen == [[SlabId(0, 1), SlabId(0, 2)]]

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from siltstone.store.slab.drops import DropLog, Dropped
+from siltstone.store.slab.drops import DropLog, DroppedSlab
 from siltstone.store.slab.manifest import SlabId
 
 
@@ -13,9 +13,9 @@ def test_every_drop_is_told_and_what_was_delivered_is_counted(
 ) -> None:
     caplog.set_level(logging.INFO, "siltstone.store")
     drops = DropLog("messages")
-    drops.tell(Dropped(SlabId(0, 1), "age", 7, 100))
-    drops.tell(Dropped(SlabId(2, 3), "delivered", 9, 200))
-    drops.tell(Dropped(SlabId(2, 4), "delivered", None, 300))
+    drops.tell(DroppedSlab(SlabId(0, 1), "age", 7, 100))
+    drops.tell(DroppedSlab(SlabId(2, 3), "delivered", 9, 200))
+    drops.tell(DroppedSlab(SlabId(2, 4), "delivered", None, 300))
     assert {record.getMessage() for record in caplog.records} == {"slab_dropped"}
     assert [vars(record)["facts"] for record in caplog.records] == [
         {"database": "messages", "slab": slab, "rows": rows, "bytes": size, "why": why}

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from siltstone.fs.api import FileSystem
 from siltstone.pipeline.lake.delta import list_files, present_tables
 from siltstone.pipeline.lake.names import DEAD_LETTER, OTHER, plain_name
-from siltstone.pipeline.lake.rules import Rule, load_rules
+from siltstone.pipeline.lake.rules import TableRule, load_rules
 
 FEW_ROWS: Final = 100
 MANY_FIELDS: Final = 200
@@ -47,7 +47,7 @@ class TableFeed:
 def explain(fs: FileSystem, lake: PurePath) -> list[TableFeed]:
     """Return what feeds each table with rows of topics. Raises: UsageError, RetryError."""
     rules = load_rules(fs, lake).effective().rules
-    by_table: dict[str, list[Rule]] = {}
+    by_table: dict[str, list[TableRule]] = {}
     for rule in rules:
         by_table.setdefault(rule.table, []).append(rule)
     tables = present_tables(fs, lake)
@@ -93,9 +93,9 @@ def _topics(table: PurePath) -> tuple[Counter[str] | None, bool]:
 
 def _advice(
     table: str,
-    own: Sequence[Rule],
+    own: Sequence[TableRule],
     rows: Mapping[str, int],
-    by_table: Mapping[str, Sequence[Rule]],
+    by_table: Mapping[str, Sequence[TableRule]],
     topics: Counter[str],
 ) -> Iterable[str]:
     if table in (DEAD_LETTER, OTHER):
@@ -129,7 +129,7 @@ def _joined(one: str, other: str) -> str:
     return "/".join("+" if place in differing else mine for place, (mine, _) in enumerate(pairs))
 
 
-def _divided(rule: Rule, topics: Counter[str]) -> tuple[str, str]:
+def _divided(rule: TableRule, topics: Counter[str]) -> tuple[str, str]:
     """Return a filter for the topics with the most common word at the level with fewest words.
 
     Return the word too; both are empty if no level has several words.

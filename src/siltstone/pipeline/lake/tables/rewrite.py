@@ -32,7 +32,7 @@ VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class TableChange:
     """The change of one table: files that it loses, files that it gets, and its columns.
 
     `remove` is None if the new files replace all others. `schema` is the Delta schema as JSON.
@@ -54,7 +54,7 @@ class OpenRewrite:
     number: int
     batch: int
     versions: Mapping[str, int]
-    changes: tuple[Change, ...]
+    changes: tuple[TableChange, ...]
     rules: Rules
     moved: Mapping[str, str] = field(default_factory=dict)
     before: Rules | None = None
@@ -167,9 +167,9 @@ def _opened(values: Mapping[str, Any], name: str) -> OpenRewrite:
     )
 
 
-def _change(values: Mapping[str, Any]) -> Change:
+def _change(values: Mapping[str, Any]) -> TableChange:
     removed: Sequence[str] | None = values["remove"]
-    return Change(
+    return TableChange(
         table=values["table"],
         schema=values["schema"],
         remove=None if removed is None else tuple(removed),

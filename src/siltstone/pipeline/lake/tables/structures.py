@@ -41,24 +41,24 @@ _Levels = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class PayloadKind:
     """What the payloads of a structure are like."""
 
     decode: Decoder
     fields: frozenset[Path] = frozenset()
 
-    def is_like(self, other: Kind) -> bool:
+    def is_like(self, other: PayloadKind) -> bool:
         """Return whether payloads of both can share a table."""
         if self.decode != other.decode:
             return False
         common = len(self.fields & other.fields)
         return common >= _ALIKE * len(self.fields | other.fields)
 
-    def joined(self, other: Kind) -> Kind:
+    def joined(self, other: PayloadKind) -> PayloadKind:
         """Return the kind of the payloads of both; documents have columns, so they win."""
         plain = self.decode in ("text", "raw")
         decode = other.decode if plain else self.decode
-        return Kind(decode=decode, fields=self.fields | other.fields)
+        return PayloadKind(decode=decode, fields=self.fields | other.fields)
 
 
 def is_identifier(word: str) -> bool:
@@ -66,7 +66,7 @@ def is_identifier(word: str) -> bool:
     return any(form.fullmatch(word) for form in (_NUMBER, _HEX, _MAC_OR_UUID, _SERIAL))
 
 
-def find_structures(known: Mapping[str, Kind]) -> dict[str, Kind]:
+def find_structures(known: Mapping[str, PayloadKind]) -> dict[str, PayloadKind]:
     """Return the structures of these topics and structures: filters with + at varying levels."""
     root, special = _Node(), _Node()
     for pattern, kind in known.items():
@@ -84,16 +84,16 @@ class _Node:
 
     def __init__(self) -> None:
         self.children: dict[str, _Node] = {}
-        self.kind: Kind | None = None
+        self.kind: PayloadKind | None = None
 
-    def add(self, levels: Sequence[str], kind: Kind) -> None:
+    def add(self, levels: Sequence[str], kind: PayloadKind) -> None:
         """Add a structure."""
         node = self
         for level in levels:
             node = node.children.setdefault(level, _Node())
         node.kind = kind if node.kind is None else node.kind.joined(kind)
 
-    def ends(self, above: _Levels = ()) -> Iterator[tuple[_Levels, Kind]]:
+    def ends(self, above: _Levels = ()) -> Iterator[tuple[_Levels, PayloadKind]]:
         """Yield the structures from here on."""
         if self.kind is not None:
             yield above, self.kind
@@ -141,7 +141,7 @@ class _Node:
 
     def _similar(self, *, is_root: bool) -> list[list[str]]:
         """Return words that vary, as they have the same below them, or one form."""
-        groups: dict[tuple[_Levels, ...], list[tuple[str, dict[_Levels, Kind]]]] = {}
+        groups: dict[tuple[_Levels, ...], list[tuple[str, dict[_Levels, PayloadKind]]]] = {}
         for word, child in self.children.items():
             if word != _PLUS:
                 ends = dict(child.ends())
@@ -159,9 +159,9 @@ class _Node:
         return found
 
 
-def _alike(members: Sequence[tuple[str, dict[_Levels, Kind]]]) -> list[list[str]]:
+def _alike(members: Sequence[tuple[str, dict[_Levels, PayloadKind]]]) -> list[list[str]]:
     """Return the words whose payloads are like those of the first word, group by group."""
-    groups: list[tuple[dict[_Levels, Kind], list[str]]] = []
+    groups: list[tuple[dict[_Levels, PayloadKind], list[str]]] = []
     # A member is compared only with the groups that have one of its rare fields.
     common = Counter(path for _, ends in members for path in _first_kind(ends).fields)
     places: dict[Path | None, list[int]] = {}
@@ -179,11 +179,11 @@ def _alike(members: Sequence[tuple[str, dict[_Levels, Kind]]]) -> list[list[str]
     return [words for _, words in groups]
 
 
-def _first_kind(ends: Mapping[_Levels, Kind]) -> Kind:
+def _first_kind(ends: Mapping[_Levels, PayloadKind]) -> PayloadKind:
     return ends[min(ends)]
 
 
-def _rare_fields(kind: Kind, common: Mapping[Path, int]) -> list[Path | None]:
+def _rare_fields(kind: PayloadKind, common: Mapping[Path, int]) -> list[Path | None]:
     """Return the rarest fields of a kind: two kinds that are alike have one of these in common.
 
     With a smaller part of its fields, it could not have enough in common with another one. None

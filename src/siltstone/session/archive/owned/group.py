@@ -16,7 +16,7 @@ from siltstone.session.archive.codec import (
 )
 from siltstone.session.archive.index import group_index
 from siltstone.session.archive.keys import GroupKeys
-from siltstone.session.archive.owned.rows import Begin, Owned, OwnedRows, Stored
+from siltstone.session.archive.owned.rows import Begin, Owned, OwnedRows, StoredState
 from siltstone.session.archive.records import SavedGroup, SerialRange
 from siltstone.session.archive.start_over import StartOver, group_in
 from siltstone.store.feed.position import Position
@@ -63,10 +63,10 @@ class GroupContent:
         assert topic == self.keys.progress
         return encode_progress(self.progress) if self.progress != NO_PROGRESS else None
 
-    def stored(self, revision: int) -> Stored:
+    def stored(self, revision: int) -> StoredState:
         """Return the state to store."""
         state = encode_group(self.meta, revision)
-        return Stored(state, group_index(self.meta, self.keys), revision)
+        return StoredState(state, group_index(self.meta, self.keys), revision)
 
 
 class OwnedGroup(Owned):
@@ -74,7 +74,9 @@ class OwnedGroup(Owned):
 
     __slots__ = ("_content",)
 
-    def __init__(self, begin: Begin, content: GroupContent, stored: Stored, serial: int) -> None:
+    def __init__(
+        self, begin: Begin, content: GroupContent, stored: StoredState, serial: int
+    ) -> None:
         """Own the stored group, by the commit with this serial."""
         super().__init__(OwnedRows(begin, content, stored, serial))
         self._content = content
@@ -110,7 +112,7 @@ class OwnedGroup(Owned):
             self._rows.touch(self._content.keys.progress)
 
 
-def content_of(rows: Iterable[Row], keys: GroupKeys) -> tuple[GroupContent, Stored] | None:
+def content_of(rows: Iterable[Row], keys: GroupKeys) -> tuple[GroupContent, StoredState] | None:
     """Return a group from its rows, and its stored form; None if there is none.
 
     Raises: CorruptionError.

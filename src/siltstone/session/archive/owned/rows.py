@@ -33,7 +33,7 @@ _END: Final = object()
 _ROWS_AT_ONCE: Final = 200
 
 
-class Stored(NamedTuple):
+class StoredState(NamedTuple):
     """A state as it is stored, its index, and its revision (how many times it was stored)."""
 
     state: bytes
@@ -69,7 +69,7 @@ class Content(Protocol):
         """Tell whether a row can be saved without the state and the index."""
         ...
 
-    def stored(self, revision: int) -> Stored:
+    def stored(self, revision: int) -> StoredState:
         """Return the state to store; its bytes are different for each revision."""
         ...
 
@@ -79,7 +79,7 @@ class _Save(NamedTuple):
 
     ticket: Submitted
     touched: dict[str, None]
-    before: Stored
+    before: StoredState
     chain: int
     indexed: bool
 
@@ -101,7 +101,7 @@ class OwnedRows:
         "serial",
     )
 
-    def __init__(self, begin: Begin, content: Content, stored: Stored, serial: int) -> None:
+    def __init__(self, begin: Begin, content: Content, stored: StoredState, serial: int) -> None:
         """Own the stored rows, by the commit with this serial."""
         # The serial of the commit by which the rows were taken: greater for each later owner.
         self.serial = serial
@@ -216,7 +216,7 @@ class OwnedRows:
         if indexed:
             self._touched[self._state_topic] = None
 
-    def _next(self, touched: dict[str, None]) -> Stored:
+    def _next(self, touched: dict[str, None]) -> StoredState:
         """Return the state to store; it is the stored one if only plain rows were changed."""
         if all(map(self._content.is_plain, touched)):
             return self._stored
@@ -225,7 +225,7 @@ class OwnedRows:
         return self._stored
 
     def _changes(
-        self, tx: Transaction, rows: dict[str, bytes | None], old: Stored, new: Stored
+        self, tx: Transaction, rows: dict[str, bytes | None], old: StoredState, new: StoredState
     ) -> Iterator[None]:
         """Put the changes into a transaction, and yield after each part. Deletions come first,
         because this costs less.

@@ -24,7 +24,7 @@ from siltstone.session.archive.codec import (
 )
 from siltstone.session.archive.index import session_index
 from siltstone.session.archive.keys import SessionKeys
-from siltstone.session.archive.owned.rows import Begin, Owned, OwnedRows, Stored
+from siltstone.session.archive.owned.rows import Begin, Owned, OwnedRows, StoredState
 from siltstone.session.archive.records import (
     SavedInflight,
     SavedMessage,
@@ -114,10 +114,10 @@ class SessionContent:
         message = self.extra.get(topic)
         return None if message is None else encode_message(message)
 
-    def stored(self, revision: int) -> Stored:
+    def stored(self, revision: int) -> StoredState:
         """Return the state to store."""
         index = session_index(self.meta, self.subscriptions, self.keys)
-        return Stored(encode_session(self.meta, revision), index, revision)
+        return StoredState(encode_session(self.meta, revision), index, revision)
 
 
 class OwnedSession(Owned):
@@ -125,7 +125,9 @@ class OwnedSession(Owned):
 
     __slots__ = ("_content",)
 
-    def __init__(self, begin: Begin, content: SessionContent, stored: Stored, serial: int) -> None:
+    def __init__(
+        self, begin: Begin, content: SessionContent, stored: StoredState, serial: int
+    ) -> None:
         """Own the stored session, by the commit with this serial."""
         super().__init__(OwnedRows(begin, content, stored, serial))
         self._content = content
@@ -227,7 +229,7 @@ class OwnedSession(Owned):
         return True
 
 
-def content_of(rows: Iterable[Row], keys: SessionKeys) -> tuple[SessionContent, Stored] | None:
+def content_of(rows: Iterable[Row], keys: SessionKeys) -> tuple[SessionContent, StoredState] | None:
     """Return a session from its rows, and its stored form; None if there is none.
 
     Raises: CorruptionError.

@@ -27,7 +27,7 @@ from siltstone.store.segment.frame import (
 from siltstone.store.segment.index import SegmentIndex
 from siltstone.store.segment.segment import SEGMENT_HEADER_BYTES, Segment
 from siltstone.store.segment.view import FrameView
-from siltstone.store.segment.walker import MISSING, FrameWalk, Step, Verdict, judge
+from siltstone.store.segment.walker import MISSING, BreakKind, FrameWalk, Step, torn_or_damaged
 
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -202,7 +202,7 @@ class Walk:
             self._add_damage(position, *known, self._problem)
             return True
         stands_to = self._stands_to(position)
-        judgement = judge(
+        broken = torn_or_damaged(
             self._segment.view,
             self._segment.header.seed,
             position=position,
@@ -214,11 +214,11 @@ class Walk:
         # A writer may have finished this frame during the search.
         if next(iter(self._walk()), None) is not None:
             return True
-        if judgement.verdict is Verdict.TORN:
+        if broken.kind is BreakKind.TORN:
             return False
         at_most = False
-        if judgement.following is not None:
-            stop, header = judgement.following
+        if broken.following is not None:
+            stop, header = broken.following
             rows = header.first_serial - self._index.next_serial
         else:
             stop = min(self._segment.header.file_bytes, max(stands_to, position + HEADER_BYTES))

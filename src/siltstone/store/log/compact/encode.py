@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from siltstone.store.log.read.columns import Columns, bounds_of, data_of, numbers_of
+from siltstone.store.log.read.columns import SortedColumns, bounds_of, data_of, numbers_of
 from siltstone.store.segment.body import index_width, offset_width
 from siltstone.store.segment.frame import (
     BLOCKS,
@@ -53,7 +53,7 @@ class UnfitError(ValueError):
 
 
 def encode_compacted(
-    columns: Columns, *, edges: bytes, producers: bytes
+    columns: SortedColumns, *, edges: bytes, producers: bytes
 ) -> tuple[FrameHeader, bytes]:
     """Return the header and the stored body of a frame with these rows.
 

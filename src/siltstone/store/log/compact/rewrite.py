@@ -20,8 +20,8 @@ from siltstone.errors import CorruptionError
 from siltstone.fs.api import File, FileSystem
 from siltstone.store.log.compact.encode import NARROW_ROWS, UnfitError, encode_compacted
 from siltstone.store.log.read.columns import (
-    Columns,
     RowDigest,
+    SortedColumns,
     columns_of,
     columns_of_frame,
     contents_of,
@@ -75,7 +75,7 @@ class _Group:
     """Rows of whole frames, with their edges and producers, for one new frame."""
 
     def __init__(self) -> None:
-        self.parts: list[Columns] = []
+        self.parts: list[SortedColumns] = []
         self.rows = 0
         self.size_bytes = 0
         self.edges: list[bytes] = []
@@ -86,7 +86,7 @@ class _Group:
             self.rows + rows <= FRAME_ROWS and self.size_bytes + size_bytes <= _FRAME_BYTES
         )
 
-    def add(self, columns: Columns, size_bytes: int) -> None:
+    def add(self, columns: SortedColumns, size_bytes: int) -> None:
         self.parts.append(columns)
         self.rows += len(columns)
         self.size_bytes += size_bytes

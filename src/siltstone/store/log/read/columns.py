@@ -31,7 +31,7 @@ _ANY: Final = SlabId(0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class SortedColumns:
     """Rows in order of their serials. `properties` is None if no row has any."""
 
     streams: NDArray[np.uint64]
@@ -53,9 +53,9 @@ def table_rows(table: FrameTable) -> FrameRows:
     return all_rows(_ANY, table)
 
 
-def columns_of(rows: FrameRows) -> Columns:
+def columns_of(rows: FrameRows) -> SortedColumns:
     """Return the columns of rows."""
-    return Columns(
+    return SortedColumns(
         streams=numbers_of(rows.stream_ids(), np.uint64),
         serials=rows.serials(),
         times=rows.times(),
@@ -67,12 +67,12 @@ def columns_of(rows: FrameRows) -> Columns:
     )
 
 
-def columns_of_frame(frame: FrameView) -> Columns:
+def columns_of_frame(frame: FrameView) -> SortedColumns:
     """Return the columns of a frame that is not compacted."""
     count = frame.header.row_count
     piece = Piece(slab=_ANY, stream=MANY, frame=frame, start=0, stop=count)
     flags = frame.flags(0, count)
-    return Columns(
+    return SortedColumns(
         streams=numbers_of(stream_ids(piece), np.int64).view(np.uint64),
         serials=np.arange(count) + frame.header.first_serial,
         times=numbers_of(frame.timestamps(0, count), np.int64),
@@ -88,7 +88,7 @@ def columns_of_frame(frame: FrameView) -> Columns:
     )
 
 
-def joined(parts: list[Columns]) -> Columns:
+def joined(parts: list[SortedColumns]) -> SortedColumns:
     """Return the rows of all parts."""
     if len(parts) == 1:
         return parts[0]
@@ -102,7 +102,7 @@ def joined(parts: list[Columns]) -> Columns:
                 for part in parts
             ]
         )
-    return Columns(
+    return SortedColumns(
         streams=np.concatenate([part.streams for part in parts]),
         serials=np.concatenate([part.serials for part in parts]),
         times=np.concatenate([part.times for part in parts]),
@@ -146,7 +146,7 @@ class RowDigest:
         self.rows = 0
         self._crcs = [0] * 11
 
-    def add(self, columns: Columns) -> None:
+    def add(self, columns: SortedColumns) -> None:
         """Add rows."""
         self.rows += len(columns)
         texts = [columns.topics, columns.values, columns.publishers]
@@ -168,14 +168,16 @@ class RowDigest:
         return blake2b(text.encode(), digest_size=16).digest()
 
 
-class Contents(NamedTuple):
+class CompactedContents(NamedTuple):
     """What the frames of a compacted segment hold: the digest of the rows, and the words."""
 
     digest: bytes
     words: WordIndex
 
 
-def contents_of(segment: Segment, pace: Callable[[int], None] = lambda _rows: None) -> Contents:
+def contents_of(
+    segment: Segment, pace: Callable[[int], None] = lambda _rows: None
+) -> CompactedContents:
     """Return what a compacted segment holds; `pace` is called for each frame.
 
     Raises: CorruptionError.
@@ -189,7 +191,7 @@ def contents_of(segment: Segment, pace: Callable[[int], None] = lambda _rows: No
             pace(0)
         else:
             words.add_unknown(1)
-    return Contents(digest.value(), words)
+    return CompactedContents(digest.value(), words)
 
 
 def _lengths(bounds: NDArray[np.int32]) -> memoryview:

@@ -69,11 +69,11 @@ class CompactedTable(FrameTable):
             raise CorruptionError(
                 "the sections of the frame are invalid", path=segment.path, offset=position
             )
-        self.in_serial_order = bool(self.offsets[SERIALS][0] < 0)
+        self.implies_serials = bool(self.offsets[SERIALS][0] < 0)
 
     def serials(self, frames: Ints, items: Ints) -> Ints:
         """Return the serial of each row."""
-        if self.in_serial_order:
+        if self.implies_serials:
             return super().serials(frames, items)
         found: Ints = self._section(SERIALS, signed=False)[items].astype(np.int64)
         found += int(self.first_serials[0])

@@ -106,7 +106,7 @@ def _shard_tables(
                 held += _held_bytes(pieces)
             for part in parts:
                 if isinstance(part, FrameRows):
-                    for some in part.in_time_order().pieces(_GATHER_BYTES):
+                    for some in part.sorted_by_time().pieces(_GATHER_BYTES):
                         yield Batch([some], some.num_rows).table(columns)
         if rows:
             yield _gathered(gathered, rows, columns, len(streams))

@@ -72,19 +72,19 @@ class FrameRows:
         """Return the rows from start to stop."""
         return self.pick(slice(start, stop))
 
-    def in_serial_order(self) -> FrameRows:
+    def sorted_by_serial(self) -> FrameRows:
         """Return the rows in order of their serials."""
-        if self.table.in_serial_order:
+        if self.table.implies_serials:
             return self
         return self.pick(self.table.serial_order(self.items))
 
-    def in_time_order(self) -> FrameRows:
+    def sorted_by_time(self) -> FrameRows:
         """Return the rows in order of time; rows of the same time keep their order."""
         times = self.times()
         if (times[1:] >= times[:-1]).all():
             return self
         # In one compacted frame no two rows have the same time, and this sort is the faster one.
-        ordered = self.table.in_serial_order
+        ordered = self.table.implies_serials
         return self.pick(np.argsort(times, kind="stable" if ordered else "quicksort"))
 
     def within(self, serials: range) -> FrameRows:
@@ -306,14 +306,14 @@ class FrameRows:
 
 def all_rows(slab: SlabId, table: FrameTable) -> FrameRows:
     """Return all rows of a table."""
-    return FrameRows(slab, table, *spread(table.row_counts)).in_serial_order()
+    return FrameRows(slab, table, *spread(table.row_counts)).sorted_by_serial()
 
 
 def wanted_rows(slab: SlabId, table: FrameTable, streams: Mapping[int, TopicTest]) -> FrameRows:
     """Return the rows of these streams that have the wanted topics, in order of their serials."""
     numbers = table.sorted_topics()
     if numbers is not None:
-        return _sorted_rows(slab, table, numbers, streams).in_serial_order()
+        return _sorted_rows(slab, table, numbers, streams).sorted_by_serial()
     return _wanted_rows(slab, table, streams)
 
 

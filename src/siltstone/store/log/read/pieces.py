@@ -101,7 +101,7 @@ def plain_overflow() -> Iterator[None]:
         ) from exc
 
 
-class Part(Protocol):
+class BatchPart(Protocol):
     """Some of the rows of a batch: a piece of one frame, or rows of many small frames."""
 
     @property
@@ -118,7 +118,7 @@ class Part(Protocol):
 class Batch:
     """Rows that were read, in order."""
 
-    def __init__(self, parts: Sequence[Part], num_rows: int) -> None:
+    def __init__(self, parts: Sequence[BatchPart], num_rows: int) -> None:
         self._parts = parts
         self.num_rows = num_rows
 

@@ -42,7 +42,7 @@ from siltstone.store.slab.manifest import SlabId
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.commit_log import LOCAL_LOG, CommitLog, Record, RecordKind
 from siltstone.store.writer.producers import ProducerTable
-from siltstone.store.writer.replication.messages import Call as Claim
+from siltstone.store.writer.replication.messages import ProducerCall
 from siltstone.store.writer.ticket import Outcome, RowPlaces
 from siltstone.topic.structure import Structure
 
@@ -74,7 +74,7 @@ class FrameRecord(Record):
         # The seed of the checksum, which is the same in all segments of a slab.
         self.seed = 0
         # What a replicated log needs of the calls, to recognise them when they are repeated.
-        self.claims: list[Claim] = []
+        self.claims: list[ProducerCall] = []
         # Either rows or a block, which has one stream.
         self.cooked: Cooked | None = None
         self.block: Block | None = None

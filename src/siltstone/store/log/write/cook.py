@@ -25,7 +25,7 @@ from siltstone.store.segment.body import StreamRows
 from siltstone.store.segment.frame import PRODUCER
 from siltstone.store.segment.writer import Room
 from siltstone.store.writer.queue import Queued
-from siltstone.store.writer.replication.messages import Call as Claim
+from siltstone.store.writer.replication.messages import ProducerCall
 from siltstone.topic.grammar import check_topic
 from siltstone.topic.structure import Stream, Structure
 
@@ -72,7 +72,7 @@ class Call(Queued):
         # Used instead of the batch if it is set.
         self.block: Block | None = None
         # Identifies the call in a replicated database: it is stored once, however often it is sent.
-        self.claim: Claim | None = None
+        self.claim: ProducerCall | None = None
 
     @property
     def row_count(self) -> int:
@@ -84,7 +84,7 @@ class Call(Queued):
         return self.row_count
 
 
-def claims_of(calls: list[Call]) -> list[Claim]:
+def claims_of(calls: list[Call]) -> list[ProducerCall]:
     """Return the claims of the calls that are stored."""
     return [call.claim for call in calls if call.claim is not None and call.error is None]
 

@@ -23,11 +23,11 @@ from siltstone.store.shard.replicated.payloads import (
     serials_of,
 )
 from siltstone.store.writer.commit_log import RecordKind
-from siltstone.store.writer.replication.messages import Change, MessageKind
+from siltstone.store.writer.replication.messages import MessageKind, RecordChange
 
 
 def apply_change(
-    change: Change,
+    change: RecordChange,
     committer: Committer,
     *,
     turn: Callable[[GenerationRecord], None],

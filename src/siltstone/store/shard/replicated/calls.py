@@ -34,7 +34,7 @@ from siltstone.store.shard.replicated.port import (
     OutOfOrderError,
     UnknownVersionError,
 )
-from siltstone.store.writer.replication.messages import Call as Claim
+from siltstone.store.writer.replication.messages import ProducerCall
 from siltstone.store.writer.ticket import Outcome, RowPlaces
 
 VERSION: Final = 1
@@ -62,7 +62,7 @@ def encode_call(call: Call) -> bytes:
     flags = (_SYNC if call.wants_sync else 0) | (_CHECKED if batch.checked else 0)
     if claim is None:
         flags |= _OWN
-        claim = Claim(producer=call.producer, number=call.sequence, previous=0)
+        claim = ProducerCall(producer=call.producer, number=call.sequence, previous=0)
     head = _HEAD.pack(
         *(VERSION, claim.producer, claim.number, claim.previous),
         *(flags, batch.shared_flags, batch.any_flags),
@@ -99,7 +99,7 @@ def decode_call(data: bytes) -> Call:
     if flags & _OWN:
         call.producer, call.sequence = producer, number
     else:
-        call.claim = Claim(producer=producer, number=number, previous=previous)
+        call.claim = ProducerCall(producer=producer, number=number, previous=previous)
     return call
 
 

@@ -205,7 +205,7 @@ class Source(Protocol):
 
 
 def collect(
-    staging: Staging, offer: Offer, source: Source, sound: Collection[str] = frozenset()
+    staging: CopyStaging, offer: Offer, source: Source, sound: Collection[str] = frozenset()
 ) -> int:
     """Fetch the files of an offer that this site does not have; return how many bytes were fetched.
 
@@ -241,7 +241,7 @@ def collect(
     return fetched
 
 
-class Staging:
+class CopyStaging:
     """The directory where a site collects the files of an offer. One thread uses it at a time."""
 
     def __init__(self, fs: FileSystem, directory: PurePath, shard: int) -> None:
@@ -386,7 +386,7 @@ def install(fs: FileSystem, directory: PurePath, manifest: ManifestFile, shard: 
     writing. Raises: CorruptionError, DiskError; the next start does it again.
     """
     offer, path = offer_to_install(fs, directory, shard)
-    staging = Staging(fs, directory, shard)
+    staging = CopyStaging(fs, directory, shard)
     _link_files(fs, staging.place, directory / str(shard), offer)
     slabs = _as_found(fs, directory / str(shard), offer.slabs)
     manifest.update(lambda before: _with_offer(before, replace(offer, slabs=slabs), shard))

@@ -36,9 +36,9 @@ from siltstone.store.slab.manifest import MANIFEST, REPLICATION, Manifest, read_
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.replication.codec import encode
 from siltstone.store.writer.replication.follower import Follower
-from siltstone.store.writer.replication.messages import Genesis, Identity
+from siltstone.store.writer.replication.messages import Genesis, LogIdentity
 from siltstone.store.writer.replication.producers import Producers
-from siltstone.store.writer.replication.rule import Position
+from siltstone.store.writer.replication.rule import LogPosition
 
 _FOUNDING: Final = "founding"
 # More rows than a site can miss: the serials that a lost log may have used.
@@ -155,10 +155,10 @@ def found_from_files(fs: FileSystem, directory: PurePath, cluster: Replication) 
     )
     nonces = cluster.found_from_files(manifest.database, founding)
     for shard, (nonce, next_serial) in enumerate(zip(nonces, serials, strict=True)):
-        identity = Identity(
+        identity = LogIdentity(
             database=bytes.fromhex(manifest.identity.text), shard=shard, epoch=cluster.epoch
         )
-        follower = Follower(Position(identity=identity), Producers())
+        follower = Follower(LogPosition(identity=identity), Producers())
         follower.read(1, encode(Genesis(identity, nonce)))
         known = read_mark(fs, directory, shard)
         marked = Marked(

@@ -36,7 +36,7 @@ from siltstone.fs.api import FileSystem
 from siltstone.logs import log
 from siltstone.store.log.write.committer import FrameRecord
 from siltstone.store.log.write.cook import Call, has_sound_topics
-from siltstone.store.shard.replicated.copying import Offer, Staging
+from siltstone.store.shard.replicated.copying import CopyStaging, Offer
 from siltstone.store.shard.replicated.damage import read_damaged, write_damaged
 from siltstone.store.shard.replicated.mark_file import Marked, Marks
 from siltstone.store.shard.replicated.payloads import BadPayloadError, payload_of
@@ -52,25 +52,30 @@ from siltstone.store.writer.replication.actions import (
     Action,
     Confirmed,
     Copy,
-    Fetch,
+    FetchMessage,
     Lead,
-    Publish,
+    PublishMessage,
     StepDown,
-    Stop,
-    Store,
+    StopReading,
+    StoreMessage,
 )
-from siltstone.store.writer.replication.follower import Bounds, Follower, Progress, Status
+from siltstone.store.writer.replication.follower import (
+    Follower,
+    FollowerStatus,
+    LogBounds,
+    PeerProgress,
+)
 from siltstone.store.writer.replication.health import OutboxTimer
-from siltstone.store.writer.replication.leader import Admission
+from siltstone.store.writer.replication.leader import CallAdmission
 from siltstone.store.writer.replication.messages import (
     WHOLE_KINDS,
-    Change,
-    Identity,
+    LogIdentity,
     MessageKind,
+    RecordChange,
 )
 from siltstone.store.writer.replication.producers import Producers
-from siltstone.store.writer.replication.rule import Position
-from siltstone.store.writer.replication.shard import READING, ReplicatedShard
+from siltstone.store.writer.replication.rule import LogPosition
+from siltstone.store.writer.replication.shard import READING_STATUSES, ReplicatedShard
 from siltstone.store.writer.ticket import Outcome
 from siltstone.units import SECOND_US
 
@@ -112,7 +117,7 @@ class _Retire:
     ended: tuple[tuple[bytes, int | None], ...]
 
 
-_Event = _Retire | _Message | Bounds | Progress | _Claim | _Tick | _Ask
+_Event = _Retire | _Message | LogBounds | PeerProgress | _Claim | _Tick | _Ask
 
 
 class Files:
@@ -121,7 +126,7 @@ class Files:
     def __init__(
         self,
         *,
-        apply: Callable[[Change], None],
+        apply: Callable[[RecordChange], None],
         publish: Callable[[], None],
         sync: Callable[[], None],
         resume: Callable[[], None],
@@ -188,7 +193,7 @@ class ReplicatedLog:
         """
         self.database = database
         self.shard = shard
-        self.identity = Identity(database=identity, shard=shard, epoch=cluster.epoch)
+        self.identity = LogIdentity(database=identity, shard=shard, epoch=cluster.epoch)
         self._fs = fs
         self._clock = clock
         self._directory = directory
@@ -198,7 +203,7 @@ class ReplicatedLog:
         marked = marks.read()
         if marked is None:
             marked = Marked(
-                position=Position(identity=self.identity), producers=Producers(), next_serial=0
+                position=LogPosition(identity=self.identity), producers=Producers(), next_serial=0
             )
         if marked.position.identity != self.identity:
             if replace(marked.position.identity, epoch=cluster.epoch) == self.identity:
@@ -220,7 +225,7 @@ class ReplicatedLog:
                 rows=marked.next_serial - next_serial,
             )
             marked = Marked(
-                position=Position(identity=self.identity), producers=Producers(), next_serial=0
+                position=LogPosition(identity=self.identity), producers=Producers(), next_serial=0
             )
         self._marked = marked.position
         follower = Follower(marked.position, marked.producers)
@@ -236,7 +241,7 @@ class ReplicatedLog:
         self._closing = False
         self._has_failed = False
         # What counted and could not be stored yet.
-        self._unstored: Change | None = None
+        self._unstored: RecordChange | None = None
         # The mark could not be replaced, because the disk is full.
         self._is_unmarked = False
         # Each lack of space is logged once.
@@ -275,11 +280,11 @@ class ReplicatedLog:
         """Take the next message of the tail."""
         self._put(_Message(sequence, data), len(data))
 
-    def found(self, bounds: Bounds) -> None:
+    def found(self, bounds: LogBounds) -> None:
         """Take the bounds of the log, when its tail was opened or looked at."""
         self._put(bounds)
 
-    def heard(self, progress: Progress) -> None:
+    def heard(self, progress: PeerProgress) -> None:
         """Compare the history with that of another site."""
         self._put(progress)
 
@@ -335,9 +340,9 @@ class ReplicatedLog:
         assert self._files is not None
         return self._files.replicas()
 
-    def staging(self) -> Staging:
+    def staging(self) -> CopyStaging:
         """Return the directory where a copy is collected."""
-        return Staging(self._fs, self._directory, self.shard)
+        return CopyStaging(self._fs, self._directory, self.shard)
 
     def limit_rows(self, *, is_full: bool) -> None:
         """Take whether the shared log has no room for rows now: then calls wait."""
@@ -522,7 +527,7 @@ class ReplicatedLog:
         for claim in record.claims:
             self._requests += 1
             admission, _ = self._core.admit(self._requests, claim)
-            if admission is not Admission.TAKEN:
+            if admission is not CallAdmission.TAKEN:
                 # The calls were examined before; what counted since has closed a producer.
                 self._do(self._core.withdraw())
                 raise NotLeaderError("a producer was closed meanwhile; send the calls again")
@@ -608,9 +613,9 @@ class ReplicatedLog:
         match event:
             case _Message():
                 self._do(core.read(event.sequence, event.data))
-            case Bounds():
+            case LogBounds():
                 self._do(core.attach(event))
-            case Progress():
+            case PeerProgress():
                 self._do(core.compare(event))
             case _Claim():
                 self._do(core.claim())
@@ -633,7 +638,7 @@ class ReplicatedLog:
         if (
             self._files is None
             or self._marked != position
-            or self._core.follower.status not in READING
+            or self._core.follower.status not in READING_STATUSES
         ):
             then(None)
             return
@@ -646,20 +651,20 @@ class ReplicatedLog:
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Publish():
+                case PublishMessage():
                     self._cluster.publish(self, action.data)
-                case Store():
+                case StoreMessage():
                     self._store(action)
                 case Lead():
                     self._lead(action)
                 case StepDown():
                     self._deposed = True
                     log(_LOG, logging.INFO, "shard_stepped_down", term=action.term, **self._facts)
-                case Fetch():
+                case FetchMessage():
                     self._cluster.fetch(self, action.sequence, action.reason)
                 case Copy():
                     self._cluster.copy(self, action.first)
-                case Stop():
+                case StopReading():
                     self._lost = True
                     log(
                         _LOG, logging.CRITICAL, "shard_stopped", reason=action.reason, **self._facts
@@ -670,7 +675,7 @@ class ReplicatedLog:
                     # Answers: `commit` returns when its record was stored.
                     pass
 
-    def _store(self, action: Store) -> None:
+    def _store(self, action: StoreMessage) -> None:
         change = action.change
         if change is None or change.kind in WHOLE_KINDS:
             return
@@ -688,7 +693,7 @@ class ReplicatedLog:
             ) from exc
         self._stored = True
 
-    def _apply(self, change: Change) -> bool:
+    def _apply(self, change: RecordChange) -> bool:
         """Store a record of another leader; return whether it is stored or never will be."""
         assert self._files is not None
         try:
@@ -701,7 +706,7 @@ class ReplicatedLog:
             return False
         except BadPayloadError as exc:
             self._core.follower.stop(str(exc))
-            self._do([Stop(str(exc))])
+            self._do([StopReading(str(exc))])
         return True
 
     def _lead(self, action: Lead) -> None:
@@ -733,7 +738,7 @@ class ReplicatedLog:
         if self._is_unmarked != before:
             self._show()
 
-    def _now_marked(self, position: Position) -> Marked:
+    def _now_marked(self, position: LogPosition) -> Marked:
         assert self._files is not None
         return Marked(
             position=position,
@@ -745,7 +750,7 @@ class ReplicatedLog:
         core = self._core
         follower, leader = core.follower, core.leader
         is_ready = self._unstored is None and not self._has_failed
-        leads = leader is not None and follower.status in READING and is_ready
+        leads = leader is not None and follower.status in READING_STATUSES and is_ready
         return LogView(
             status=follower.status,
             reason=follower.reason,
@@ -761,7 +766,7 @@ class ReplicatedLog:
     @property
     def reads(self) -> bool:
         """Whether messages of the tail are wanted."""
-        return self.view.status is not Status.STOPPED
+        return self.view.status is not FollowerStatus.STOPPED
 
     @property
     def _facts(self) -> dict[str, object]:

@@ -28,7 +28,7 @@ from siltstone.store.slab.manifest import REPLICATION
 from siltstone.store.writer.replication.codec import UnreadableRecordError
 from siltstone.store.writer.replication.marks import decode_mark, encode_mark
 from siltstone.store.writer.replication.producers import Producers
-from siltstone.store.writer.replication.rule import Position
+from siltstone.store.writer.replication.rule import LogPosition
 
 _MAGIC: Final = b"SMRK"
 _HEAD: Final = struct.Struct("<4sIQII")
@@ -39,7 +39,7 @@ _CRC_END: Final = 8
 class Marked:
     """What a restart continues from."""
 
-    position: Position
+    position: LogPosition
     producers: Producers
     next_serial: int
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 from siltstone.errors import RetryError, UsageError
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.tx.settings import KeyValueSettings
-from siltstone.store.writer.replication.follower import Progress, Status
+from siltstone.store.writer.replication.follower import FollowerStatus, PeerProgress
 from siltstone.store.writer.replication.messages import DIGEST_BYTES
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ class UnknownVersionError(RetryError):
 class LogView:
     """The state of a replicated shard at one moment, for other threads."""
 
-    status: Status
+    status: FollowerStatus
     reason: str
-    progress: Progress
+    progress: PeerProgress
     term: int
     leader: str
     leads: bool

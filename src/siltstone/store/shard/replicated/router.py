@@ -71,7 +71,7 @@ class _Waiting:
         self.term = 0
 
 
-class Router:
+class CallRouter:
     """Gives the calls of this site to the leader of one shard. From any thread."""
 
     def __init__(

@@ -36,7 +36,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredAttempt:
     """A transaction in a record: its attempt, and the serial of the commit."""
 
     sender: bytes
@@ -44,7 +44,7 @@ class Stored:
     serial: int
 
 
-class Sender:
+class AttemptSender:
     """The attempts of one site to one shard."""
 
     def __init__(self, sender: bytes) -> None:
@@ -89,7 +89,7 @@ class Sender:
         if self._open.pop(number, None) is not None:
             self._given_up.append(number)
 
-    def counted(self, stored: Iterable[Stored]) -> list[Stored]:
+    def counted(self, stored: Iterable[StoredAttempt]) -> list[StoredAttempt]:
         """Take a record that counted; return our attempts that were open."""
         return [each for each in stored if each.sender == self.sender and self.ended(each.number)]
 

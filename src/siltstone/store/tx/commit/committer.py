@@ -85,7 +85,7 @@ class KeyValueRecord(Record):
         self.family = family
 
 
-class Committer:
+class TransactionCommitter:
     """The writing half of a shard. Not thread-safe."""
 
     def __init__(

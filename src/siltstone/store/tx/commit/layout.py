@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from siltstone.clock import Clock
 from siltstone.errors import OutcomeUnknownError, PoisonedError, SiltstoneError
-from siltstone.store.tx.commit.committer import Committer
+from siltstone.store.tx.commit.committer import TransactionCommitter
 from siltstone.store.tx.operations import Operations
 from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.store.writer.ticket import Outcome
@@ -27,7 +27,9 @@ class SharedCommits(Protocol):
 class KeyValueLayout:
     """Stores the transactions of one shard. It belongs to the thread of the shard."""
 
-    def __init__(self, committer: Committer, clock: Clock, keep: Callable[[], None] | None) -> None:
+    def __init__(
+        self, committer: TransactionCommitter, clock: Clock, keep: Callable[[], None] | None
+    ) -> None:
         self.committer = committer
         self._clock = clock
         self._keep = keep

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from siltstone.clock import Clock
-from siltstone.store.tx.commit.committer import Committer
+from siltstone.store.tx.commit.committer import TransactionCommitter
 from siltstone.store.tx.commit.layout import KeyValueLayout, SharedCommits
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.operations import Operations
@@ -16,7 +16,7 @@ from siltstone.store.writer.queue import ShardWriter
 from siltstone.store.writer.ticket import Ticket
 
 
-class Router(Protocol):
+class TransactionRouter(Protocol):
     """The way of transactions to the site that leads a shard."""
 
     def submit(self, operations: Operations, ticket: CommitTicket, timeout: float | None) -> None:
@@ -37,18 +37,18 @@ class KeyValueShard:
     """
 
     def __init__(
-        self, committer: Committer, clock: Clock, keep: Callable[[], None] | None = None
+        self, committer: TransactionCommitter, clock: Clock, keep: Callable[[], None] | None = None
     ) -> None:
         """Create the queue; its thread calls `keep` once a second if there are limits."""
         self._layout = KeyValueLayout(committer, clock, keep)
         self._writer: ShardWriter[Operations] = ShardWriter(
             "tx", committer.record.shard, self._layout, clock
         )
-        self._router: Router | None = None
+        self._router: TransactionRouter | None = None
         if self._layout.idle_seconds() is not None:
             self._writer.start()
 
-    def share(self, shared: SharedCommits, router: Router) -> None:
+    def share(self, shared: SharedCommits, router: TransactionRouter) -> None:
         """Commit through a log that all sites of a cluster share, from now on."""
         self._layout.shared = shared
         self._router = router
@@ -59,7 +59,7 @@ class KeyValueShard:
         return self._router is not None
 
     @property
-    def committer(self) -> Committer:
+    def committer(self) -> TransactionCommitter:
         """The committer. It belongs to the thread of the shard."""
         return self._layout.committer
 

@@ -2,38 +2,38 @@
 
 The driver executes the actions of one event in order, before it gives the next event. If an action
 fails, the driver drops the rest and restarts the site with a new boot: an answer that follows a
-Store must not be given when the Store failed.
+StoreMessage must not be given when the StoreMessage failed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from siltstone.store.writer.replication.messages import Change
-from siltstone.store.writer.replication.rule import Position
+from siltstone.store.writer.replication.messages import RecordChange
+from siltstone.store.writer.replication.rule import LogPosition
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class PublishMessage:
     """Publish these bytes to the shared log. They may be lost; the shard publishes them again."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Store:
+class StoreMessage:
     """Write a message that counted, and its mark, to the files of this site; show it to readers.
 
     `change` is None for a GENESIS, a TERM, and a part that does not complete its record.
     """
 
-    mark: Position
+    mark: LogPosition
     data: bytes
-    change: Change | None
+    change: RecordChange | None
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class CallStored:
     """Answer a request: the call has counted."""
 
     request: int
@@ -89,7 +89,7 @@ class StepDown:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class FetchMessage:
     """Fetch the message at this sequence from another copy of the log, or from a peer."""
 
     sequence: int
@@ -104,11 +104,13 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopReading:
     """Raise an alarm and read no further: only an operator can decide what to do."""
 
     reason: str
 
 
-Answer = Stored | Refused | Unknown | Closed | Confirmed
-Action = Publish | Store | Answer | Lead | StepDown | Fetch | Copy | Stop
+Answer = CallStored | Refused | Unknown | Closed | Confirmed
+Action = (
+    PublishMessage | StoreMessage | Answer | Lead | StepDown | FetchMessage | Copy | StopReading
+)

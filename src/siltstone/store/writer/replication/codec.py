@@ -47,14 +47,14 @@ from siltstone.store.writer.replication.messages import (
     NO_DIGEST,
     RECORD_KINDS,
     WHOLE_KINDS,
-    Call,
-    Change,
     Genesis,
-    Identity,
+    LogIdentity,
     Message,
     MessageKind,
     Place,
-    Record,
+    ProducerCall,
+    RecordChange,
+    RecordMessage,
     Term,
 )
 
@@ -97,7 +97,7 @@ def encode(message: Message) -> bytes:
                 )
             place = _place_of_claim(epoch=message.epoch, term=message.term, root=message.root)
             return _pack(MessageKind.TERM, place, 1, 1, _BOOT.pack(message.boot) + site)
-        case Record():
+        case RecordMessage():
             if len(message.body) > BODY_BYTES_MAX:
                 raise UsageError(
                     f"the body of a record must have at most {BODY_BYTES_MAX} bytes, "
@@ -156,7 +156,7 @@ def decode(data: bytes) -> Message:
             f"the body of the record is too long: size_bytes={len(body)} max={BODY_BYTES_MAX}"
         )
     place = Place(epoch=epoch, term=term, index=index, chain=chain, root=root, seen=seen)
-    return Record(kind=kind, place=place, part=part, parts=parts, body=body)
+    return RecordMessage(kind=kind, place=place, part=part, parts=parts, body=body)
 
 
 def _checked_version(data: bytes) -> int:
@@ -184,7 +184,7 @@ def _decode_claim(kind: int, epoch: int, term: int, root: bytes, body: bytes) ->
         if term or root != NO_DIGEST or len(body) != _GENESIS.size:
             raise UnreadableRecordError("a GENESIS has a term, a root, or a body of a wrong length")
         database, shard, nonce = _GENESIS.unpack(body)
-        return Genesis(Identity(database=database, shard=shard, epoch=epoch), nonce)
+        return Genesis(LogIdentity(database=database, shard=shard, epoch=epoch), nonce)
     if not _BOOT.size < len(body) <= _BOOT.size + SITE_BYTES_MAX:
         raise UnreadableRecordError(f"the body of a TERM has a wrong length: {len(body)}")
     try:
@@ -195,7 +195,7 @@ def _decode_claim(kind: int, epoch: int, term: int, root: bytes, body: bytes) ->
     return Term(epoch=epoch, term=term, root=root, site=site, boot=boot)
 
 
-def encode_change(change: Change) -> bytes:
+def encode_change(change: RecordChange) -> bytes:
     """Return the body of a record, before it is cut into parts."""
     if change.kind not in CALL_KINDS:
         return change.payload
@@ -205,7 +205,7 @@ def encode_change(change: Change) -> bytes:
     return _COUNT.pack(len(change.calls)) + calls + change.payload
 
 
-def decode_change(kind: int, body: bytes) -> Change:
+def decode_change(kind: int, body: bytes) -> RecordChange:
     """Return what a complete record does. Raises: UnreadableRecordError."""
     if kind not in RECORD_KINDS:
         raise UnreadableRecordError(
@@ -217,7 +217,7 @@ def decode_change(kind: int, body: bytes) -> Change:
             f"the body of a {known.name} has a wrong length: size_bytes={len(body)}"
         )
     if known not in CALL_KINDS:
-        return Change(kind=known, calls=(), payload=body)
+        return RecordChange(kind=known, calls=(), payload=body)
     if len(body) < _COUNT.size:
         raise UnreadableRecordError(f"the calls of the record are cut: size_bytes={len(body)}")
     (count,) = _COUNT.unpack_from(body)
@@ -227,10 +227,10 @@ def decode_change(kind: int, body: bytes) -> Change:
             f"the calls of the record are cut: count={count} size_bytes={len(body)}"
         )
     calls = tuple(
-        Call(producer=producer, number=number, previous=previous)
+        ProducerCall(producer=producer, number=number, previous=previous)
         for producer, number, previous in _CALL.iter_unpack(body[_COUNT.size : end])
     )
-    return Change(kind=known, calls=calls, payload=body[end:])
+    return RecordChange(kind=known, calls=calls, payload=body[end:])
 
 
 def cut(body: bytes, part_bytes: int = BODY_BYTES_MAX) -> list[bytes]:

@@ -22,11 +22,17 @@ from siltstone.store.writer.replication.codec import (
     decode,
     decode_change,
 )
-from siltstone.store.writer.replication.messages import WHOLE_KINDS, Change, Message, Record, Term
+from siltstone.store.writer.replication.messages import (
+    WHOLE_KINDS,
+    Message,
+    RecordChange,
+    RecordMessage,
+    Term,
+)
 from siltstone.store.writer.replication.producers import Producers
 from siltstone.store.writer.replication.rule import (
     Judgement,
-    Position,
+    LogPosition,
     Verdict,
     advance,
     judge,
@@ -37,7 +43,7 @@ from siltstone.store.writer.replication.rule import (
 COMPARED_MAX: Final = 256
 
 
-class Status(Enum):
+class FollowerStatus(Enum):
     """The states of a site for one shard.
 
     A current site has read everything that the log had when the site last looked at its bounds.
@@ -50,7 +56,7 @@ class Status(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class LogBounds:
     """What a log contains: its first and last sequence, and the nonce of its GENESIS.
 
     An empty log has last = first - 1.
@@ -62,7 +68,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class PeerProgress:
     """The sequence, index and chain that a peer reports in its heartbeat."""
 
     sequence: int
@@ -71,33 +77,33 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Step:
+class MessageOutcome:
     """The outcome of one message. `message` is None if the bytes could not be read."""
 
     judgement: Judgement
     message: Message | None = None
-    change: Change | None = None
+    change: RecordChange | None = None
 
 
 class Follower:
     """One shard at one site."""
 
     def __init__(
-        self, position: Position, producers: Producers, parts: tuple[bytes, ...] = ()
+        self, position: LogPosition, producers: Producers, parts: tuple[bytes, ...] = ()
     ) -> None:
         assert position.parts == len(parts)
         self.position = position
         self.producers = producers
-        self.status = Status.CATCHING_UP
+        self.status = FollowerStatus.CATCHING_UP
         self.reason = ""
         self._parts = list(parts)
         # What the log had when this site last looked; unknown before the first look.
         self._goal: int | None = None
-        self._compared: OrderedDict[int, Progress] = OrderedDict()
+        self._compared: OrderedDict[int, PeerProgress] = OrderedDict()
 
-    def attach(self, bounds: Bounds) -> Status:
+    def attach(self, bounds: LogBounds) -> FollowerStatus:
         """Compare the position with a log; call it whenever a tail is opened, and regularly."""
-        if self.status is Status.STOPPED:
+        if self.status is FollowerStatus.STOPPED:
             return self.status
         position = self.position
         if position.index and bounds.nonce != position.nonce:
@@ -108,32 +114,32 @@ class Follower:
                 f"{position.sequence}"
             )
         elif bounds.first > position.sequence + 1:
-            self.status = Status.BEHIND
+            self.status = FollowerStatus.BEHIND
         else:
-            self.status = Status.CATCHING_UP
+            self.status = FollowerStatus.CATCHING_UP
             self._goal = bounds.last
             self._reach()
         return self.status
 
     def stop(self, reason: str) -> None:
         """Read no further."""
-        self.status = Status.STOPPED
+        self.status = FollowerStatus.STOPPED
         self.reason = reason
 
     def judge(self, sequence: int, message: Message) -> Judgement:
         """Return the verdict of the rule."""
         return judge(self.position, sequence, message)
 
-    def read(self, sequence: int, data: bytes) -> Step:
+    def read(self, sequence: int, data: bytes) -> MessageOutcome:
         """Take the next message of the tail."""
-        assert self.status in {Status.CATCHING_UP, Status.CURRENT}
+        assert self.status in {FollowerStatus.CATCHING_UP, FollowerStatus.CURRENT}
         try:
             message = decode(data)
         except DamagedRecordError as exc:
-            return Step(Judgement(Verdict.GAP, str(exc)))
+            return MessageOutcome(Judgement(Verdict.GAP, str(exc)))
         except UnreadableRecordError as exc:
             self.stop(f"{exc}: sequence={sequence}")
-            return Step(Judgement(Verdict.STOPPED, self.reason))
+            return MessageOutcome(Judgement(Verdict.STOPPED, self.reason))
         judgement = self.judge(sequence, message)
         change = None
         match judgement.verdict:
@@ -142,33 +148,35 @@ class Follower:
                     change = self._complete(message)
                 except UnreadableRecordError as exc:
                     self.stop(f"{exc}: sequence={sequence}")
-                    return Step(Judgement(Verdict.STOPPED, self.reason))
+                    return MessageOutcome(Judgement(Verdict.STOPPED, self.reason))
                 self._count(sequence, message, data, change)
             case Verdict.IGNORED:
                 self.position = skip(self.position, sequence)
             case Verdict.STOPPED:
                 self.stop(judgement.reason)
             case Verdict.GAP:
-                return Step(Judgement(Verdict.GAP, "the sequence has a gap"))
+                return MessageOutcome(Judgement(Verdict.GAP, "the sequence has a gap"))
         self._remember()
         self._reach()
-        return Step(judgement, message, change)
+        return MessageOutcome(judgement, message, change)
 
-    def _complete(self, message: Message) -> Change | None:
+    def _complete(self, message: Message) -> RecordChange | None:
         """Return the change that this message completes. Raises: UnreadableRecordError."""
-        if not isinstance(message, Record) or message.part < message.parts:
+        if not isinstance(message, RecordMessage) or message.part < message.parts:
             return None
         if message.kind in WHOLE_KINDS:
             return decode_change(message.kind, message.body)
         return decode_change(message.kind, b"".join([*self._parts, message.body]))
 
-    def _count(self, sequence: int, message: Message, data: bytes, change: Change | None) -> None:
+    def _count(
+        self, sequence: int, message: Message, data: bytes, change: RecordChange | None
+    ) -> None:
         self.position = advance(self.position, sequence, message, data)
         if change is not None:
             self.producers.count(change)
         if isinstance(message, Term):
             self._parts.clear()
-        elif isinstance(message, Record) and message.kind not in WHOLE_KINDS:
+        elif isinstance(message, RecordMessage) and message.kind not in WHOLE_KINDS:
             if change is None:
                 self._parts.append(message.body)
             else:
@@ -176,8 +184,8 @@ class Follower:
 
     def _reach(self) -> None:
         known = self._goal is not None and self.position.sequence >= self._goal
-        if self.status is Status.CATCHING_UP and known:
-            self.status = Status.CURRENT
+        if self.status is FollowerStatus.CATCHING_UP and known:
+            self.status = FollowerStatus.CURRENT
 
     def _remember(self) -> None:
         position = self.position
@@ -185,18 +193,18 @@ class Follower:
         while len(self._compared) > COMPARED_MAX:
             self._compared.popitem(last=False)
 
-    def progress(self) -> Progress:
+    def progress(self) -> PeerProgress:
         """Return what this site reports of itself."""
         position = self.position
-        return Progress(sequence=position.sequence, index=position.index, chain=position.chain)
+        return PeerProgress(sequence=position.sequence, index=position.index, chain=position.chain)
 
-    def compare(self, peer: Progress) -> bool:
+    def compare(self, peer: PeerProgress) -> bool:
         """Return whether a peer has the same history, as far as this site can tell.
 
         A site that finds another index or chain at the same sequence stops.
         """
         own = self._compared.get(peer.sequence)
-        if own is None or own == peer or self.status is Status.STOPPED:
+        if own is None or own == peer or self.status is FollowerStatus.STOPPED:
             return True
         self.stop(
             f"a peer has another history: sequence={peer.sequence} index={own.index} "

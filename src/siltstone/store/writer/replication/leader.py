@@ -23,25 +23,25 @@ from siltstone.errors import UsageError
 from siltstone.store.writer.replication.actions import (
     Action,
     Answer,
+    CallStored,
     Closed,
     Confirmed,
-    Publish,
+    PublishMessage,
     Refused,
-    Stored,
     Unknown,
 )
 from siltstone.store.writer.replication.codec import BODY_BYTES_MAX, cut, encode, encode_change
 from siltstone.store.writer.replication.messages import (
     CALL_KINDS,
     WHOLE_KINDS,
-    Call,
-    Change,
     MessageKind,
     Place,
-    Record,
+    ProducerCall,
+    RecordChange,
+    RecordMessage,
 )
 from siltstone.store.writer.replication.producers import Producers, make_producer
-from siltstone.store.writer.replication.rule import Position, link
+from siltstone.store.writer.replication.rule import LogPosition, link
 
 # Records under way: 4 for rows; key-value shards use 1, because their checks need what counted.
 WINDOW: Final = 4
@@ -53,7 +53,7 @@ OUT_OF_ORDER: Final = "the previous call of the producer is not the last one sto
 WITHDRAWN: Final = "the call was withdrawn before it was published"
 
 
-class Admission(Enum):
+class CallAdmission(Enum):
     """What happens to a call."""
 
     TAKEN = "it goes into the next record"
@@ -70,7 +70,7 @@ class Waits(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRequest:
     """A request that is answered when its index has counted."""
 
     kind: Waits
@@ -84,7 +84,7 @@ class Frozen:
 
     index: int
     data: bytes
-    waiting: list[Waiting]
+    waiting: list[WaitingRequest]
     kind: MessageKind
 
 
@@ -93,7 +93,7 @@ class Leader:
 
     def __init__(
         self,
-        position: Position,
+        position: LogPosition,
         producers: Producers,
         *,
         window: int = WINDOW,
@@ -109,10 +109,10 @@ class Leader:
         # Numbers and closed producers of the outbox and of the admitted calls.
         self._ahead: dict[bytes, int] = {}
         self._ahead_closed: set[bytes] = set()
-        self._admitted: list[Call] = []
-        self._admitted_waiting: list[Waiting] = []
-        self._closings: deque[Waiting] = deque()
-        self._questions: list[Waiting] = []
+        self._admitted: list[ProducerCall] = []
+        self._admitted_waiting: list[WaitingRequest] = []
+        self._closings: deque[WaitingRequest] = deque()
+        self._questions: list[WaitingRequest] = []
 
     @property
     def term(self) -> int:
@@ -120,25 +120,25 @@ class Leader:
 
     # Requests
 
-    def admit(self, request: int, call: Call) -> tuple[Admission, list[Answer]]:
+    def admit(self, request: int, call: ProducerCall) -> tuple[CallAdmission, list[Answer]]:
         """Decide about a call: it goes into the next record, waits, or is answered at once."""
-        waiting = Waiting(Waits.CALL, request)
+        waiting = WaitingRequest(Waits.CALL, request)
         counted = self._producers.last(call.producer)
         if call.number <= counted:
-            return Admission.ANSWERED, [Stored(request)]
+            return CallAdmission.ANSWERED, [CallStored(request)]
         ahead = self._number_ahead(call.producer)
         if call.number <= ahead:
             self._wait_for_all(waiting)
-            return Admission.WAITS, []
+            return CallAdmission.WAITS, []
         if self._is_closed(call.producer):
-            return Admission.ANSWERED, [Refused(request=request, reason=FENCED, last=counted)]
+            return CallAdmission.ANSWERED, [Refused(request=request, reason=FENCED, last=counted)]
         if not self._follows(call, ahead):
             refused = Refused(request=request, reason=OUT_OF_ORDER, last=counted)
-            return Admission.ANSWERED, [refused]
+            return CallAdmission.ANSWERED, [refused]
         self._admitted.append(call)
         self._admitted_waiting.append(waiting)
         self._ahead[call.producer] = call.number
-        return Admission.TAKEN, []
+        return CallAdmission.TAKEN, []
 
     def _number_ahead(self, producer: bytes) -> int:
         return self._ahead.get(producer, self._producers.last(producer))
@@ -146,11 +146,11 @@ class Leader:
     def _is_closed(self, producer: bytes) -> bool:
         return self._producers.is_closed(producer) or producer in self._ahead_closed
 
-    def _follows(self, call: Call, last: int) -> bool:
+    def _follows(self, call: ProducerCall, last: int) -> bool:
         """Return whether the call comes just behind the producer's last one."""
         return call.previous == last
 
-    def _wait_for_all(self, waiting: Waiting) -> None:
+    def _wait_for_all(self, waiting: WaitingRequest) -> None:
         """Answer a request when everything that is under way now has counted."""
         if self._admitted:
             self._admitted_waiting.append(waiting)
@@ -161,7 +161,7 @@ class Leader:
         """Close a producer for ever, and answer its last number."""
         if self._producers.is_closed(producer):
             return [Closed(request, self._producers.last(producer))]
-        waiting = Waiting(Waits.CLOSE, request, producer)
+        waiting = WaitingRequest(Waits.CLOSE, request, producer)
         # Calls that arrive from now on are refused, so that the answer cannot be overtaken.
         self._ahead_closed.add(producer)
         self._closings.append(waiting)
@@ -175,7 +175,7 @@ class Leader:
 
     def ask(self, request: int) -> list[Action]:
         """Confirm, when a BARRIER published after this question has counted, that we lead."""
-        self._questions.append(Waiting(Waits.QUESTION, request))
+        self._questions.append(WaitingRequest(Waits.QUESTION, request))
         return self.freeze_waiting()
 
     # Freezing
@@ -195,7 +195,7 @@ class Leader:
         """
         if kind in WHOLE_KINDS or (kind not in CALL_KINDS and self._admitted):
             raise UsageError(f"a record of kind {kind.name} carries no calls")
-        body = encode_change(Change(kind=kind, calls=tuple(self._admitted), payload=payload))
+        body = encode_change(RecordChange(kind=kind, calls=tuple(self._admitted), payload=payload))
         if not self.room(len(body)):
             raise UsageError(f"the window is full: records={len(self._outbox)}")
         waiting = self._admitted_waiting
@@ -229,7 +229,7 @@ class Leader:
         return any(frozen.kind is MessageKind.BARRIER for frozen in self._outbox)
 
     def _freeze(
-        self, kind: MessageKind, bodies: list[bytes], waiting: list[Waiting]
+        self, kind: MessageKind, bodies: list[bytes], waiting: list[WaitingRequest]
     ) -> list[Action]:
         actions: list[Action] = []
         for part, body in enumerate(bodies, 1):
@@ -241,17 +241,17 @@ class Leader:
                 root=self._position.root,
                 seen=self._position.index,
             )
-            record = Record(kind=kind, place=place, part=part, parts=len(bodies), body=body)
+            record = RecordMessage(kind=kind, place=place, part=part, parts=len(bodies), body=body)
             data = encode(record)
             last = waiting if part == len(bodies) else []
             self._outbox.append(Frozen(place.index, data, last, kind))
             self._ahead_index, self._ahead_chain = place.index, link(self._ahead_chain, data)
-            actions.append(Publish(data))
+            actions.append(PublishMessage(data))
         return actions
 
     # What has happened
 
-    def counted(self, position: Position, data: bytes) -> list[Action] | None:
+    def counted(self, position: LogPosition, data: bytes) -> list[Action] | None:
         """Take a record that counted in our own tail; None if it is not the one that we froze."""
         if not self._outbox or self._outbox[0].data != data:
             return None
@@ -262,14 +262,14 @@ class Leader:
             self._ahead.clear()
         return actions + self.freeze_waiting()
 
-    def passed(self, position: Position) -> None:
+    def passed(self, position: LogPosition) -> None:
         """Take the position after a message of the log that did not count."""
         self._position = position
 
-    def _answer(self, waiting: Waiting) -> Answer:
+    def _answer(self, waiting: WaitingRequest) -> Answer:
         match waiting.kind:
             case Waits.CALL:
-                return Stored(waiting.request)
+                return CallStored(waiting.request)
             case Waits.CLOSE:
                 self._ahead_closed.discard(waiting.producer)
                 return Closed(waiting.request, self._producers.last(waiting.producer))
@@ -278,7 +278,7 @@ class Leader:
 
     def publish_again(self) -> list[Action]:
         """Publish everything that has not counted once more: the same bytes, in the same order."""
-        return [Publish(frozen.data) for frozen in self._outbox]
+        return [PublishMessage(frozen.data) for frozen in self._outbox]
 
     def under_way(self) -> int:
         """Return the number of records that are published and have not counted."""
@@ -296,6 +296,6 @@ class Leader:
         """Give up everything that has not counted: this site will not learn its outcome."""
         return [Unknown(waiting.request) for waiting in self._all()]
 
-    def _all(self) -> list[Waiting]:
+    def _all(self) -> list[WaitingRequest]:
         under_way = [waiting for frozen in self._outbox for waiting in frozen.waiting]
         return [*under_way, *self._admitted_waiting, *self._closings, *self._questions]

@@ -29,14 +29,14 @@ import struct
 from typing import Final
 
 from siltstone.store.writer.replication.codec import UnreadableRecordError
-from siltstone.store.writer.replication.messages import Identity
-from siltstone.store.writer.replication.rule import Position
+from siltstone.store.writer.replication.messages import LogIdentity
+from siltstone.store.writer.replication.rule import LogPosition
 
 VERSION: Final = 1
 _MARK: Final = struct.Struct("<HHIIIIIQQQQQ16s16s16s16s")
 
 
-def encode_mark(position: Position) -> bytes:
+def encode_mark(position: LogPosition) -> bytes:
     """Return the bytes of a mark."""
     assert position.sequence == position.marked
     site = position.site.encode()
@@ -48,7 +48,7 @@ def encode_mark(position: Position) -> bytes:
     return _MARK.pack(*head, *parts, *numbers, *digests) + site
 
 
-def decode_mark(data: bytes) -> Position:
+def decode_mark(data: bytes) -> LogPosition:
     """Return the position that a mark holds. Raises: UnreadableRecordError."""
     if len(data) < _MARK.size:
         raise UnreadableRecordError(f"the mark is too short: size_bytes={len(data)}")
@@ -68,8 +68,8 @@ def decode_mark(data: bytes) -> Position:
         site = data[_MARK.size :].decode()
     except UnicodeDecodeError as exc:
         raise UnreadableRecordError("the name of the site in a mark is not valid UTF-8") from exc
-    return Position(
-        identity=Identity(database=database, shard=shard, epoch=epoch),
+    return LogPosition(
+        identity=LogIdentity(database=database, shard=shard, epoch=epoch),
         sequence=sequence,
         marked=sequence,
         nonce=nonce,

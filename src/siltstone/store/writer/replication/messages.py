@@ -58,7 +58,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class LogIdentity:
     """Which shard a log belongs to."""
 
     database: bytes
@@ -67,7 +67,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ProducerCall:
     """One call of an idempotent producer.
 
     `previous` is the number of the producer's call before this one to the same shard, or 0.
@@ -82,7 +82,7 @@ class Call:
 class Genesis:
     """Opens a log. The nonce distinguishes a log from another log of the same shard."""
 
-    identity: Identity
+    identity: LogIdentity
     nonce: bytes
 
 
@@ -98,7 +98,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class RecordMessage:
     """A change of the shard, or one part of a large change.
 
     The kind is a plain number: a newer version may have kinds that this version does not know.
@@ -112,12 +112,12 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class RecordChange:
     """What a complete record does. Only rows and key-value changes have calls."""
 
     kind: MessageKind
-    calls: tuple[Call, ...]
+    calls: tuple[ProducerCall, ...]
     payload: bytes
 
 
-Message = Genesis | Term | Record
+Message = Genesis | Term | RecordMessage

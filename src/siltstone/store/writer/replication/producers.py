@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from siltstone.store.writer.replication.codec import UnreadableRecordError
-from siltstone.store.writer.replication.messages import Call, Change, MessageKind
+from siltstone.store.writer.replication.messages import MessageKind, ProducerCall, RecordChange
 
 PREFIX_BYTES: Final = 8
 _ENTRY: Final = struct.Struct("<16sQB")
@@ -58,7 +58,7 @@ class Producers:
         numbers = (split_producer(each)[1] for each in self._last if each[:PREFIX_BYTES] == site)
         return max(numbers, default=-1)
 
-    def count(self, change: Change) -> None:
+    def count(self, change: RecordChange) -> None:
         """Apply a change that counted."""
         self._take(change.calls)
         if change.kind is MessageKind.FENCE:
@@ -71,7 +71,7 @@ class Producers:
             }
             self._closed = {each for each in self._closed if not self._is_retired(each)}
 
-    def _take(self, calls: Iterable[Call]) -> None:
+    def _take(self, calls: Iterable[ProducerCall]) -> None:
         for call in calls:
             self._last[call.producer] = call.number
 

@@ -25,9 +25,9 @@ from siltstone.store.writer.replication.messages import (
     RECORD_KINDS,
     WHOLE_KINDS,
     Genesis,
-    Identity,
+    LogIdentity,
     Message,
-    Record,
+    RecordMessage,
     Term,
 )
 
@@ -55,14 +55,14 @@ GAP: Final = Judgement(Verdict.GAP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class LogPosition:
     """How far a site has read the log, and the state that the rule needs.
 
     `sequence` is the last message read, `marked` the last one that counted. `parts` of `parts_all`
     parts of an unfinished record of kind `parts_kind` have counted.
     """
 
-    identity: Identity
+    identity: LogIdentity
     sequence: int = 0
     marked: int = 0
     nonce: bytes = NO_DIGEST
@@ -77,12 +77,12 @@ class Position:
     parts_all: int = 0
     parts_kind: int = 0
 
-    def mark(self) -> Position:
+    def mark(self) -> LogPosition:
         """Return the position that a restart continues from: just behind what counted last."""
         return replace(self, sequence=self.marked)
 
 
-def judge(position: Position, sequence: int, message: Message) -> Judgement:
+def judge(position: LogPosition, sequence: int, message: Message) -> Judgement:
     """Return the verdict on the message at this sequence of the log."""
     if sequence != position.sequence + 1:
         return GAP
@@ -95,11 +95,11 @@ def judge(position: Position, sequence: int, message: Message) -> Judgement:
             return _stop("another GENESIS stands in the log", position)
         case Term():
             return _judge_term(position, message)
-        case Record():
+        case RecordMessage():
             return _judge_record(position, message)
 
 
-def _judge_first(position: Position, sequence: int, message: Message) -> Judgement:
+def _judge_first(position: LogPosition, sequence: int, message: Message) -> Judgement:
     if not isinstance(message, Genesis) or sequence != 1:
         return _stop("the log does not begin with a GENESIS", position)
     if message.identity != position.identity:
@@ -107,7 +107,7 @@ def _judge_first(position: Position, sequence: int, message: Message) -> Judgeme
     return COUNTS
 
 
-def _judge_term(position: Position, message: Term) -> Judgement:
+def _judge_term(position: LogPosition, message: Term) -> Judgement:
     if message.epoch != position.identity.epoch:
         return _stop(f"a TERM has another epoch, found {message.epoch}", position)
     if message.term > position.term + 1:
@@ -120,7 +120,7 @@ def _judge_term(position: Position, message: Term) -> Judgement:
     return COUNTS
 
 
-def _judge_record(position: Position, message: Record) -> Judgement:
+def _judge_record(position: LogPosition, message: RecordMessage) -> Judgement:
     place = message.place
     if place.epoch != position.identity.epoch:
         return _stop(f"a record has another epoch, found {place.epoch}", position)
@@ -142,7 +142,7 @@ def _judge_record(position: Position, message: Record) -> Judgement:
     return _judge_kind(position, message)
 
 
-def _judge_kind(position: Position, message: Record) -> Judgement:
+def _judge_kind(position: LogPosition, message: RecordMessage) -> Judgement:
     if message.kind not in RECORD_KINDS:
         return _stop(f"the record has an unknown kind, upgrade this site: {message.kind}", position)
     if message.kind in WHOLE_KINDS:
@@ -155,7 +155,7 @@ def _judge_kind(position: Position, message: Record) -> Judgement:
     return COUNTS
 
 
-def _stop(reason: str, position: Position) -> Judgement:
+def _stop(reason: str, position: LogPosition) -> Judgement:
     place = f"term={position.term} index={position.index} sequence={position.sequence + 1}"
     return Judgement(Verdict.STOPPED, f"{reason}: {place}")
 
@@ -165,7 +165,7 @@ def link(chain: bytes, data: bytes) -> bytes:
     return blake2b(chain + data, digest_size=DIGEST_BYTES).digest()
 
 
-def advance(position: Position, sequence: int, message: Message, data: bytes) -> Position:
+def advance(position: LogPosition, sequence: int, message: Message, data: bytes) -> LogPosition:
     """Return the position after a message with these bytes counted."""
     chain = link(position.chain, data)
     index = position.index + 1
@@ -183,7 +183,7 @@ def advance(position: Position, sequence: int, message: Message, data: bytes) ->
             )
         case Term():
             # Unfinished parts are dropped: their leader can no longer complete them.
-            return Position(
+            return LogPosition(
                 identity=position.identity,
                 sequence=sequence,
                 marked=sequence,
@@ -196,7 +196,7 @@ def advance(position: Position, sequence: int, message: Message, data: bytes) ->
                 index=index,
                 chain=chain,
             )
-        case Record():
+        case RecordMessage():
             now = replace(position, sequence=sequence, marked=sequence, index=index, chain=chain)
             if message.kind in WHOLE_KINDS:
                 return now
@@ -207,6 +207,6 @@ def advance(position: Position, sequence: int, message: Message, data: bytes) ->
             )
 
 
-def skip(position: Position, sequence: int) -> Position:
+def skip(position: LogPosition, sequence: int) -> LogPosition:
     """Return the position after a message was read and ignored."""
     return replace(position, sequence=sequence)

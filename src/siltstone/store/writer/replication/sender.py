@@ -12,7 +12,7 @@ after a FENCE has closed the old producer and told its last number.
 
 from __future__ import annotations
 
-from siltstone.store.writer.replication.messages import Call
+from siltstone.store.writer.replication.messages import ProducerCall
 
 
 class Sender:
@@ -37,11 +37,11 @@ class Sender:
         self._open[number] = set()
         return number
 
-    def attempt(self, number: int, request: int) -> Call:
+    def attempt(self, number: int, request: int) -> ProducerCall:
         """Return the call to send with this request."""
         self._open[number].add(request)
         previous = max((kept for kept in self._kept if kept < number), default=0)
-        return Call(producer=self.producer, number=number, previous=previous)
+        return ProducerCall(producer=self.producer, number=number, previous=previous)
 
     def stored(self, number: int) -> bool:
         """Take the answer to any attempt; return whether the call was open."""

@@ -21,23 +21,33 @@ from siltstone.store.writer.replication.actions import (
     Action,
     Answer,
     Copy,
-    Fetch,
+    FetchMessage,
     Lead,
-    Publish,
+    PublishMessage,
     Refused,
     StepDown,
-    Stop,
-    Store,
+    StopReading,
+    StoreMessage,
     Unknown,
 )
 from siltstone.store.writer.replication.codec import BODY_BYTES_MAX, encode
-from siltstone.store.writer.replication.follower import Bounds, Follower, Progress, Status
-from siltstone.store.writer.replication.leader import NOT_LEADER, WINDOW, Admission, Leader
-from siltstone.store.writer.replication.messages import Call, MessageKind, Record, Term
+from siltstone.store.writer.replication.follower import (
+    Follower,
+    FollowerStatus,
+    LogBounds,
+    PeerProgress,
+)
+from siltstone.store.writer.replication.leader import NOT_LEADER, WINDOW, CallAdmission, Leader
+from siltstone.store.writer.replication.messages import (
+    MessageKind,
+    ProducerCall,
+    RecordMessage,
+    Term,
+)
 from siltstone.store.writer.replication.producers import Producers
-from siltstone.store.writer.replication.rule import Position, Verdict
+from siltstone.store.writer.replication.rule import LogPosition, Verdict
 
-READING: Final = frozenset({Status.CATCHING_UP, Status.CURRENT})
+READING_STATUSES: Final = frozenset({FollowerStatus.CATCHING_UP, FollowerStatus.CURRENT})
 
 
 class ReplicatedShard:
@@ -60,7 +70,7 @@ class ReplicatedShard:
         self._part_bytes = part_bytes
 
     @property
-    def position(self) -> Position:
+    def position(self) -> LogPosition:
         return self.follower.position
 
     def make_leader(self) -> Leader:
@@ -75,26 +85,26 @@ class ReplicatedShard:
 
     # The log
 
-    def attach(self, bounds: Bounds) -> list[Action]:
+    def attach(self, bounds: LogBounds) -> list[Action]:
         """Compare the position with the bounds of the log."""
-        if self.follower.status is Status.STOPPED:
+        if self.follower.status is FollowerStatus.STOPPED:
             return []
         match self.follower.attach(bounds):
-            case Status.STOPPED:
+            case FollowerStatus.STOPPED:
                 return self._stopped()
-            case Status.BEHIND:
+            case FollowerStatus.BEHIND:
                 return [Copy(bounds.first)]
             case _:
                 return []
 
     def read(self, sequence: int, data: bytes) -> list[Action]:
         """Take the next message of the tail."""
-        if self.follower.status not in READING:
+        if self.follower.status not in READING_STATUSES:
             return []
         step = self.follower.read(sequence, data)
         match step.judgement.verdict:
             case Verdict.GAP:
-                return [Fetch(self.position.sequence + 1, step.judgement.reason)]
+                return [FetchMessage(self.position.sequence + 1, step.judgement.reason)]
             case Verdict.STOPPED:
                 return self._stopped()
             case Verdict.IGNORED:
@@ -102,10 +112,10 @@ class ReplicatedShard:
                     self.leader.passed(self.position)
                 return []
             case Verdict.COUNTS:
-                store = Store(mark=self.position.mark(), data=data, change=step.change)
+                store = StoreMessage(mark=self.position.mark(), data=data, change=step.change)
                 if isinstance(step.message, Term):
                     return [store, *self._new_term(step.message)]
-                if isinstance(step.message, Record) and self.leader is not None:
+                if isinstance(step.message, RecordMessage) and self.leader is not None:
                     return self._own_record(store)
                 return [store]
 
@@ -123,7 +133,7 @@ class ReplicatedShard:
         leader, self.leader = self.leader, None
         return [StepDown(leader.term), *leader.deposed()]
 
-    def _own_record(self, store: Store) -> list[Action]:
+    def _own_record(self, store: StoreMessage) -> list[Action]:
         assert self.leader is not None
         answers = self.leader.counted(self.position, store.data)
         if answers is None:
@@ -135,7 +145,7 @@ class ReplicatedShard:
         return [store, *answers]
 
     def _stopped(self) -> list[Action]:
-        return [*self._abandon(), Stop(self.follower.reason)]
+        return [*self._abandon(), StopReading(self.follower.reason)]
 
     def _abandon(self) -> list[Action]:
         """End the leadership without knowing the fate of the outbox."""
@@ -144,12 +154,12 @@ class ReplicatedShard:
         leader, self.leader = self.leader, None
         return [StepDown(leader.term), *leader.abandoned()]
 
-    def compare(self, peer: Progress) -> list[Action]:
+    def compare(self, peer: PeerProgress) -> list[Action]:
         """Compare the history with that of a peer's heartbeat."""
         return [] if self.follower.compare(peer) else self._stopped()
 
     def jump(
-        self, position: Position, producers: Producers, parts: tuple[bytes, ...], *, boot: int
+        self, position: LogPosition, producers: Producers, parts: tuple[bytes, ...], *, boot: int
     ) -> list[Action]:
         """Continue from the marked state of a peer, which the driver has copied and synced.
 
@@ -169,7 +179,7 @@ class ReplicatedShard:
         return actions
 
     def make_follower(
-        self, position: Position, producers: Producers, parts: tuple[bytes, ...]
+        self, position: LogPosition, producers: Producers, parts: tuple[bytes, ...]
     ) -> Follower:
         """Return a follower that continues from a mark."""
         return Follower(position, producers, parts)
@@ -179,7 +189,11 @@ class ReplicatedShard:
     def claim(self) -> list[Action]:
         """Ask to lead. The caller has checked that this site is in sync and hears no leader."""
         position = self.position
-        if self.follower.status not in READING or self.leader is not None or not position.index:
+        if (
+            self.follower.status not in READING_STATUSES
+            or self.leader is not None
+            or not position.index
+        ):
             return []
         term = Term(
             epoch=position.identity.epoch,
@@ -188,12 +202,12 @@ class ReplicatedShard:
             site=self.site,
             boot=self.boot,
         )
-        return [Publish(encode(term))]
+        return [PublishMessage(encode(term))]
 
-    def admit(self, request: int, call: Call) -> tuple[Admission, list[Answer]]:
+    def admit(self, request: int, call: ProducerCall) -> tuple[CallAdmission, list[Answer]]:
         """Decide about a call of a producer."""
         if self.leader is None:
-            return Admission.ANSWERED, [self._no_leader(request)]
+            return CallAdmission.ANSWERED, [self._no_leader(request)]
         return self.leader.admit(request, call)
 
     def freeze(self, kind: MessageKind, payload: bytes) -> list[Action]:
@@ -225,7 +239,7 @@ class ReplicatedShard:
 
     def _no_leader(self, request: int) -> Refused | Unknown:
         # A site that stopped knows nothing of the log any more.
-        if self.follower.status is Status.STOPPED:
+        if self.follower.status is FollowerStatus.STOPPED:
             return Unknown(request)
         return Refused(request=request, reason=NOT_LEADER, last=0)
 

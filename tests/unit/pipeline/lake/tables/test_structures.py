@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 from siltstone.pipeline.lake.tables.structures import (
     MANY,
     WORDS_MAX,
-    Kind,
+    PayloadKind,
     find_structures,
     is_identifier,
 )
 
-VALUE = Kind(decode="json", fields=frozenset({("value",), ("unit",)}))
+VALUE = PayloadKind(decode="json", fields=frozenset({("value",), ("unit",)}))
 
 
-def structures(*topics: str, kind: Kind = VALUE) -> list[str]:
+def structures(*topics: str, kind: PayloadKind = VALUE) -> list[str]:
     return sorted(find_structures(dict.fromkeys(topics, kind)))
 
 
-def document(*names: str) -> Kind:
-    return Kind(decode="json", fields=frozenset((name,) for name in names))
+def document(*names: str) -> PayloadKind:
+    return PayloadKind(decode="json", fields=frozenset((name,) for name in names))
 
 
 def test_numbers_never_name_a_table() -> None:
@@ -105,7 +105,7 @@ def test_words_that_are_not(word: str) -> None:
 
 WORDS = st.sampled_from(["a", "b", "c", "1", "2", "x1", "x2", "$S", ""])
 TOPICS = st.lists(WORDS, min_size=1, max_size=4).map("/".join).filter(bool)
-KINDS = st.sampled_from([VALUE, document("a"), Kind(decode="text")])
+KINDS = st.sampled_from([VALUE, document("a"), PayloadKind(decode="text")])
 
 
 def covers(wide: str, narrow: str) -> bool:
@@ -119,7 +119,7 @@ def covers(wide: str, narrow: str) -> bool:
 
 @given(st.dictionaries(TOPICS, KINDS, max_size=12), st.dictionaries(TOPICS, KINDS, max_size=12))
 def test_every_topic_has_a_structure_and_structures_only_grow(
-    first: dict[str, Kind], second: dict[str, Kind]
+    first: dict[str, PayloadKind], second: dict[str, PayloadKind]
 ) -> None:
     before = find_structures(first)
     after = find_structures(before | second)
@@ -132,7 +132,7 @@ def test_every_topic_has_a_structure_and_structures_only_grow(
 
 
 _KINDS = st.builds(
-    lambda names, decode: Kind(
+    lambda names, decode: PayloadKind(
         decode=decode if names else "text", fields=frozenset((name,) for name in names)
     ),
     st.sets(st.sampled_from("abcdef")),
@@ -141,10 +141,12 @@ _KINDS = st.builds(
 
 
 @given(st.lists(_KINDS, max_size=12))
-def test_words_are_grouped_as_if_each_was_compared_with_each_group(kinds: list[Kind]) -> None:
+def test_words_are_grouped_as_if_each_was_compared_with_each_group(
+    kinds: list[PayloadKind],
+) -> None:
     """Only some of the groups are looked at: those that have a rare field in common."""
     words = {f"{chr(97 + place)}x": kind for place, kind in enumerate(kinds)}
-    groups: list[tuple[Kind, list[str]]] = []
+    groups: list[tuple[PayloadKind, list[str]]] = []
     for word, kind in words.items():
         for first, members in groups:
             if first.is_like(kind):

@@ -10,7 +10,7 @@ from siltstone.clock import ManualClock
 from siltstone.errors import NotFoundError, UsageError
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.pipeline.lake.fields import Field
-from siltstone.pipeline.lake.rules import Rule, Rules, load_rules
+from siltstone.pipeline.lake.rules import Rules, TableRule, load_rules
 from siltstone.pipeline.lake.tables.versions import (
     VERSIONS_MAX,
     columns_by_table,
@@ -24,7 +24,9 @@ from siltstone.pipeline.lake.tables.versions import (
 
 LAKE = PurePath("/lake")
 FIELD = Field(path=("v",), column="v", kind="double")
-RULE = Rule(filter="a/+", table="a", levels=("a_1",), decode="json", learned=True, fields=(FIELD,))
+RULE = TableRule(
+    filter="a/+", table="a", levels=("a_1",), decode="json", learned=True, fields=(FIELD,)
+)
 
 
 def lake() -> MemoryFileSystem:

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 
 from siltstone.store.log.compact.encode import UnfitError, encode_compacted
-from siltstone.store.log.read.columns import Columns
+from siltstone.store.log.read.columns import SortedColumns
 
 
-def columns(**changes: object) -> Columns:
+def columns(**changes: object) -> SortedColumns:
     """Return three rows of two streams."""
-    made = Columns(
+    made = SortedColumns(
         streams=np.array([9, 4, 9], np.uint64),
         serials=np.array([7, 8, 9], np.int64),
         times=np.array([100, 102, 101], np.int64),

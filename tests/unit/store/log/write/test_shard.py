@@ -27,7 +27,7 @@ from siltstone.store.log.write.cook import Call
 from siltstone.store.log.write.layout import LogLayout
 from siltstone.store.log.write.shard import LogShard
 from siltstone.store.writer.queue import flush_delay
-from siltstone.store.writer.replication.messages import Call as Claim
+from siltstone.store.writer.replication.messages import ProducerCall
 from siltstone.store.writer.ticket import Outcome, Ticket
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import HELD, PATH, World, begun, call_on, reopened, settings_of
@@ -573,7 +573,7 @@ def test_a_call_is_not_stored_if_the_call_before_it_is_refused_for_lack_of_space
     )
     calls = [call_on(topic) for topic in ("a", "b", "c", "d")]
     for number, call in enumerate(calls, 1):
-        call.claim = Claim(producer=PRODUCER, number=number, previous=number - 1)
+        call.claim = ProducerCall(producer=PRODUCER, number=number, previous=number - 1)
     first, *others = layout.commit(calls)
     assert isinstance(first, Outcome)
     assert [type(outcome) for outcome in others] == [StorageFullError, RetryError, RetryError]

@@ -25,7 +25,7 @@ from siltstone.store.shard.replicated.port import (
     OutOfOrderError,
     UnknownVersionError,
 )
-from siltstone.store.writer.replication.messages import Call as Claim
+from siltstone.store.writer.replication.messages import ProducerCall
 from siltstone.store.writer.ticket import Outcome, RowPlaces
 
 ROWS = st.lists(
@@ -45,7 +45,7 @@ def batch_of(rows: list[tuple[bytes, bytes, int]]) -> RowBatch:
 
 def test_a_call_of_another_version_is_sent_again_later() -> None:
     call = Call(batch_of([(b"t", b"1", 0)]))
-    call.claim = Claim(producer=b"p" * 16, number=4, previous=3)
+    call.claim = ProducerCall(producer=b"p" * 16, number=4, previous=3)
     data = encode_call(call)
     for other in (b"\x00" + data[1:], b"\x02" + data[1:]):
         with pytest.raises(UnknownVersionError, match="unknown version"):
@@ -63,7 +63,7 @@ def test_a_call_arrives_as_it_was_sent(
     if owns:
         call.producer, call.sequence = b"q" * 16, 7
     else:
-        call.claim = Claim(producer=b"p" * 16, number=4, previous=3)
+        call.claim = ProducerCall(producer=b"p" * 16, number=4, previous=3)
     found = decode_call(encode_call(call))
     assert found.batch.topics == call.batch.topics
     assert found.batch.values == call.batch.values
@@ -77,7 +77,7 @@ def test_a_call_arrives_as_it_was_sent(
 
 def test_a_call_that_is_cut_short_is_refused() -> None:
     call = Call(batch_of([(b"t", b"value", 1)]))
-    call.claim = Claim(producer=b"p" * 16, number=1, previous=0)
+    call.claim = ProducerCall(producer=b"p" * 16, number=1, previous=0)
     data = encode_call(call)
     for end in range(len(data)):
         with pytest.raises(UsageError, match="cannot be read"):

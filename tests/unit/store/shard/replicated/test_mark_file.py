@@ -15,19 +15,24 @@ from siltstone.store.shard.replicated.mark_file import (
     read_mark,
     write_mark,
 )
-from siltstone.store.writer.replication.messages import Call, Change, Identity, MessageKind
+from siltstone.store.writer.replication.messages import (
+    LogIdentity,
+    MessageKind,
+    ProducerCall,
+    RecordChange,
+)
 from siltstone.store.writer.replication.producers import Producers
-from siltstone.store.writer.replication.rule import Position
+from siltstone.store.writer.replication.rule import LogPosition
 
 DATABASE = PurePath("/store/data/m")
 
 
 def marked(index: int = 5) -> Marked:
     producers = Producers()
-    call = Call(producer=b"p" * 16, number=9, previous=8)
-    producers.count(Change(kind=MessageKind.ROWS, calls=(call,), payload=b""))
-    position = Position(
-        identity=Identity(database=b"d" * 16, shard=3, epoch=1),
+    call = ProducerCall(producer=b"p" * 16, number=9, previous=8)
+    producers.count(RecordChange(kind=MessageKind.ROWS, calls=(call,), payload=b""))
+    position = LogPosition(
+        identity=LogIdentity(database=b"d" * 16, shard=3, epoch=1),
         sequence=index + 1,
         marked=index + 1,
         term=2,

@@ -23,9 +23,9 @@ from siltstone.store.shard.replicated.port import (
     OutOfOrderError,
     Replication,
 )
-from siltstone.store.shard.replicated.router import Router
-from siltstone.store.writer.replication.follower import Progress, Status
-from siltstone.store.writer.replication.messages import Call as Claim
+from siltstone.store.shard.replicated.router import CallRouter
+from siltstone.store.writer.replication.follower import FollowerStatus, PeerProgress
+from siltstone.store.writer.replication.messages import ProducerCall
 from siltstone.store.writer.ticket import Outcome, Ticket
 from tests.support.row_batches import row_batch
 
@@ -44,10 +44,10 @@ class Desk:
 
     def __init__(self) -> None:
         self.site = "a"
-        self.sent: list[tuple[str, Claim | None, Callable[[bytes | None], None]]] = []
+        self.sent: list[tuple[str, ProducerCall | None, Callable[[bytes | None], None]]] = []
         self.own: list[tuple[Call, Ticket]] = []
         self.view = self.led_by("")
-        self.router = Router(
+        self.router = CallRouter(
             cast("ReplicatedLog", self),
             cast("Replication", self),
             producer=b"p" * 16,
@@ -58,7 +58,7 @@ class Desk:
     def producer(self) -> bytes:
         return b"n" * 16
 
-    def claims(self, first: int = 0) -> list[Claim | None]:
+    def claims(self, first: int = 0) -> list[ProducerCall | None]:
         return [claim for _, claim, _ in self.sent[first:]]
 
     def answer(self, number: int, answer: Outcome | Exception | None) -> None:
@@ -67,9 +67,9 @@ class Desk:
 
     def led_by(self, leader: str, term: int = 1) -> LogView:
         self.view = LogView(
-            status=Status.CURRENT,
+            status=FollowerStatus.CURRENT,
             reason="",
-            progress=Progress(sequence=1, index=1, chain=b"c" * 16),
+            progress=PeerProgress(sequence=1, index=1, chain=b"c" * 16),
             term=term,
             leader=leader,
             leads=leader == self.site,
@@ -91,8 +91,8 @@ class Desk:
         return ticket
 
 
-def claim(number: int, previous: int) -> Claim:
-    return Claim(producer=b"p" * 16, number=number, previous=previous)
+def claim(number: int, previous: int) -> ProducerCall:
+    return ProducerCall(producer=b"p" * 16, number=number, previous=previous)
 
 
 def test_calls_wait_until_a_leader_is_known() -> None:
@@ -146,8 +146,8 @@ def test_a_site_whose_producer_was_closed_continues_as_another_one() -> None:
     tickets.append(desk.append())
     desk.router.look()
     later = [
-        Claim(producer=b"n" * 16, number=1, previous=0),
-        Claim(producer=b"n" * 16, number=2, previous=1),
+        ProducerCall(producer=b"n" * 16, number=1, previous=0),
+        ProducerCall(producer=b"n" * 16, number=2, previous=1),
     ]
     assert sorted((number for _, number, _ in desk.sent[3:] if number), key=str) == sorted(
         later, key=str
@@ -209,7 +209,7 @@ def test_a_call_that_is_refused_for_good_after_a_lost_answer_ends_with_an_unknow
     assert len(desk.sent) == 2
     # The first attempt may be stored or not, so no call of the same producer can follow it.
     desk.append()
-    assert desk.claims(2) == [Claim(producer=b"n" * 16, number=1, previous=0)]
+    assert desk.claims(2) == [ProducerCall(producer=b"n" * 16, number=1, previous=0)]
 
 
 def test_calls_behind_one_that_is_refused_for_good_stay_behind_those_before_it() -> None:
@@ -230,7 +230,7 @@ def test_calls_behind_one_that_is_refused_for_good_stay_behind_those_before_it()
     desk.router.look()
     assert len(desk.sent) == 7
     desk.answer(4, STORED)
-    new = [Claim(producer=b"n" * 16, number=n, previous=n - 1) for n in (1, 2)]
+    new = [ProducerCall(producer=b"n" * 16, number=n, previous=n - 1) for n in (1, 2)]
     assert desk.claims(7) == new
     for number in (7, 8):
         desk.answer(number, STORED)

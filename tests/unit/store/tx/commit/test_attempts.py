@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from siltstone.store.tx.commit.attempts import GIVEN_UP_MAX, Admissions, Attempt, Sender, Stored
+from siltstone.store.tx.commit.attempts import (
+    GIVEN_UP_MAX,
+    Admissions,
+    Attempt,
+    AttemptSender,
+    StoredAttempt,
+)
 
 NAME = b"s" * 16
 
@@ -14,20 +20,20 @@ def leading(term: int) -> Admissions:
 
 
 def test_an_attempt_is_admitted_once() -> None:
-    attempt = Sender(NAME).begin(3)
+    attempt = AttemptSender(NAME).begin(3)
     admissions = leading(3)
     assert admissions.admit(attempt)
     assert not admissions.admit(attempt)
 
 
 def test_an_attempt_is_admitted_only_in_its_term() -> None:
-    attempt = Sender(NAME).begin(3)
+    attempt = AttemptSender(NAME).begin(3)
     assert not leading(2).admit(attempt)
     assert not leading(4).admit(attempt)
 
 
 def test_an_attempt_that_came_before_its_term_is_not_admitted_later() -> None:
-    sender, admissions = Sender(NAME), leading(2)
+    sender, admissions = AttemptSender(NAME), leading(2)
     early = sender.begin(4)
     assert not admissions.admit(early)
     admissions.lead(4)
@@ -36,14 +42,14 @@ def test_an_attempt_that_came_before_its_term_is_not_admitted_later() -> None:
 
 
 def test_attempts_may_arrive_in_any_order() -> None:
-    sender, admissions = Sender(NAME), leading(1)
+    sender, admissions = AttemptSender(NAME), leading(1)
     first, second = sender.begin(1), sender.begin(1)
     assert admissions.admit(second)
     assert admissions.admit(first)
 
 
 def test_an_attempt_that_was_given_up_is_refused_after_a_later_one_was_taken() -> None:
-    sender, admissions = Sender(NAME), leading(1)
+    sender, admissions = AttemptSender(NAME), leading(1)
     oldest, given_up = sender.begin(1), sender.begin(1)
     sender.give_up(given_up.number)
     assert admissions.admit(sender.begin(1))
@@ -52,7 +58,7 @@ def test_an_attempt_that_was_given_up_is_refused_after_a_later_one_was_taken() -
 
 
 def test_an_attempt_below_the_lowest_open_one_is_refused() -> None:
-    sender, admissions = Sender(NAME), leading(1)
+    sender, admissions = AttemptSender(NAME), leading(1)
     late = sender.begin(1)
     assert sender.ended(late.number)
     assert admissions.admit(sender.begin(1))
@@ -60,7 +66,7 @@ def test_an_attempt_below_the_lowest_open_one_is_refused() -> None:
 
 
 def test_a_leader_forgets_the_attempts_that_have_ended() -> None:
-    sender, admissions = Sender(NAME), leading(1)
+    sender, admissions = AttemptSender(NAME), leading(1)
     for _ in range(100):
         attempt = sender.begin(1)
         assert admissions.admit(attempt)
@@ -70,30 +76,30 @@ def test_a_leader_forgets_the_attempts_that_have_ended() -> None:
 
 def test_senders_do_not_disturb_each_other() -> None:
     admissions = leading(1)
-    assert admissions.admit(Sender(NAME).begin(1))
-    assert admissions.admit(Sender(b"t" * 16).begin(1))
+    assert admissions.admit(AttemptSender(NAME).begin(1))
+    assert admissions.admit(AttemptSender(b"t" * 16).begin(1))
 
 
 def test_a_record_ends_the_attempts_of_its_sender_once() -> None:
-    sender = Sender(NAME)
+    sender = AttemptSender(NAME)
     number = sender.begin(1).number
-    stored = Stored(NAME, number, 9)
-    assert sender.counted([Stored(b"t" * 16, number, 8), stored]) == [stored]
+    stored = StoredAttempt(NAME, number, 9)
+    assert sender.counted([StoredAttempt(b"t" * 16, number, 8), stored]) == [stored]
     assert sender.counted([stored]) == []
     assert not sender.ended(number)
 
 
 def test_a_term_ends_the_attempts_of_earlier_terms() -> None:
-    sender = Sender(NAME)
+    sender = AttemptSender(NAME)
     first, second = sender.begin(1), sender.begin(2)
     assert sender.counted_term(1) == []
     assert sender.counted_term(2) == [first.number]
     assert sender.counted_term(3) == [second.number]
-    assert sender.counted([Stored(NAME, second.number, 1)]) == []
+    assert sender.counted([StoredAttempt(NAME, second.number, 1)]) == []
 
 
 def test_an_attempt_says_what_has_ended() -> None:
-    sender = Sender(NAME)
+    sender = AttemptSender(NAME)
     first, second = sender.begin(1), sender.begin(1)
     sender.give_up(second.number)
     assert sender.begin(1) == Attempt(
@@ -112,7 +118,7 @@ def test_what_an_attempt_gave_up_below_a_higher_lowest_is_not_remembered() -> No
 
 
 def test_a_sender_with_too_many_given_up_attempts_is_full_until_the_oldest_ends() -> None:
-    sender = Sender(NAME)
+    sender = AttemptSender(NAME)
     oldest = sender.begin(1)
     for _ in range(GIVEN_UP_MAX):
         assert not sender.is_full()

@@ -24,7 +24,7 @@ from siltstone.store.kv.memory import MemoryEngine
 from siltstone.store.slab.manifest import SlabId, SlabState
 from siltstone.store.tx import catalog
 from siltstone.store.tx.catalog import ShardState
-from siltstone.store.tx.commit.committer import Committer
+from siltstone.store.tx.commit.committer import TransactionCommitter
 from siltstone.store.tx.commit.conflicts import ReadRange, exact_topic
 from siltstone.store.tx.operations import (
     COMMIT_SERIAL,
@@ -54,10 +54,10 @@ class Bench:
         catalog.create(self.memory, self.clock, self.settings)
         self.committer = self.opened(ShardState(term=TERM, serial=0, timestamp_us=0))
 
-    def opened(self, state: ShardState | None = None) -> Committer:
+    def opened(self, state: ShardState | None = None) -> TransactionCommitter:
         stored = catalog.read_state(self.memory, 0) if state is None else state
         record = max(catalog.read_slabs(self.memory).values(), key=lambda r: r.generation)
-        return Committer(
+        return TransactionCommitter(
             self.engine,
             self.clock,
             self.settings,

@@ -27,14 +27,14 @@ from siltstone.store.writer.replication.messages import (
     CALL_KINDS,
     RECORD_KINDS,
     WHOLE_KINDS,
-    Call,
-    Change,
     Genesis,
-    Identity,
+    LogIdentity,
     Message,
     MessageKind,
     Place,
-    Record,
+    ProducerCall,
+    RecordChange,
+    RecordMessage,
     Term,
 )
 
@@ -42,11 +42,11 @@ u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 digests = st.binary(min_size=16, max_size=16)
 places = st.builds(Place, epoch=u32, term=u64, index=u64, chain=digests, root=digests, seen=u64)
-identities = st.builds(Identity, database=digests, shard=u32, epoch=u32)
+identities = st.builds(LogIdentity, database=digests, shard=u32, epoch=u32)
 sites = st.text(min_size=1, max_size=60, alphabet=st.characters(codec="utf-8"))
 parts = st.integers(1, 0xFFFF).flatmap(lambda n: st.tuples(st.integers(1, n), st.just(n)))
 records = st.builds(
-    lambda kind, place, numbers, body: Record(
+    lambda kind, place, numbers, body: RecordMessage(
         kind=kind, place=place, part=numbers[0], parts=numbers[1], body=body
     ),
     st.sampled_from(sorted(RECORD_KINDS)),
@@ -59,12 +59,12 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Term, epoch=u32, term=u64, root=digests, site=sites, boot=u64),
     records,
 )
-calls = st.builds(Call, producer=digests, number=u64, previous=u64)
+calls = st.builds(ProducerCall, producer=digests, number=u64, previous=u64)
 
 PLACE = Place(epoch=1, term=2, index=3, chain=b"c" * 16, root=b"r" * 16, seen=2)
-BARRIER = Record(kind=MessageKind.BARRIER, place=PLACE, part=1, parts=1, body=b"")
+BARRIER = RecordMessage(kind=MessageKind.BARRIER, place=PLACE, part=1, parts=1, body=b"")
 TERM = Term(epoch=1, term=2, root=b"r" * 16, site="a", boot=7)
-GENESIS = Genesis(Identity(database=b"d" * 16, shard=4, epoch=1), b"n" * 16)
+GENESIS = Genesis(LogIdentity(database=b"d" * 16, shard=4, epoch=1), b"n" * 16)
 
 
 def sealed(data: bytes) -> bytes:
@@ -193,9 +193,9 @@ def test_fields_out_of_range_are_refused_before_publishing() -> None:
         encode(replace(TERM, site=""))
     with pytest.raises(UsageError, match="16 bytes, got 3"):
         encode_change(
-            Change(
+            RecordChange(
                 kind=MessageKind.ROWS,
-                calls=(Call(producer=b"abc", number=1, previous=0),),
+                calls=(ProducerCall(producer=b"abc", number=1, previous=0),),
                 payload=b"",
             )
         )
@@ -208,9 +208,11 @@ def test_fields_out_of_range_are_refused_before_publishing() -> None:
     st.integers(1, 30),
 )
 def test_a_change_decodes_to_itself_from_the_joined_parts(
-    kind: MessageKind, made: list[Call], payload: bytes, part_bytes: int
+    kind: MessageKind, made: list[ProducerCall], payload: bytes, part_bytes: int
 ) -> None:
-    change = Change(kind=kind, calls=tuple(made) if kind in CALL_KINDS else (), payload=payload)
+    change = RecordChange(
+        kind=kind, calls=tuple(made) if kind in CALL_KINDS else (), payload=payload
+    )
     pieces = cut(encode_change(change), part_bytes)
     assert all(len(piece) <= part_bytes for piece in pieces)
     assert decode_change(kind, b"".join(pieces)) == change

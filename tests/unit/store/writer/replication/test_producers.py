@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from siltstone.store.writer.replication.codec import UnreadableRecordError
-from siltstone.store.writer.replication.messages import Call, Change, MessageKind
+from siltstone.store.writer.replication.messages import MessageKind, ProducerCall, RecordChange
 from siltstone.store.writer.replication.producers import Producers, make_producer
 
 P, Q, R = b"p" * 16, b"q" * 16, b"r" * 16
@@ -14,13 +14,13 @@ P, Q, R = b"p" * 16, b"q" * 16, b"r" * 16
 def table() -> Producers:
     made = Producers()
     calls = (
-        Call(producer=P, number=3, previous=0),
-        Call(producer=Q, number=1, previous=0),
-        Call(producer=P, number=7, previous=3),
+        ProducerCall(producer=P, number=3, previous=0),
+        ProducerCall(producer=Q, number=1, previous=0),
+        ProducerCall(producer=P, number=7, previous=3),
     )
-    made.count(Change(kind=MessageKind.ROWS, calls=calls, payload=b""))
-    made.count(Change(kind=MessageKind.FENCE, calls=(), payload=Q))
-    made.count(Change(kind=MessageKind.FENCE, calls=(), payload=R))
+    made.count(RecordChange(kind=MessageKind.ROWS, calls=calls, payload=b""))
+    made.count(RecordChange(kind=MessageKind.FENCE, calls=(), payload=Q))
+    made.count(RecordChange(kind=MessageKind.FENCE, calls=(), payload=R))
     return made
 
 
@@ -45,15 +45,15 @@ def test_a_cut_table_is_refused() -> None:
 
 def _retired(table: Producers, site: bytes, number: int) -> None:
     payload = make_producer(site, number)
-    table.count(Change(kind=MessageKind.RETIRE, calls=(), payload=payload))
+    table.count(RecordChange(kind=MessageKind.RETIRE, calls=(), payload=payload))
 
 
 def test_a_retire_closes_all_producers_of_a_site_up_to_a_number() -> None:
     table = Producers()
     names = [make_producer(b"site one", number) for number in (1, 2, 9)]
     other = make_producer(b"site two", 1)
-    calls = tuple(Call(producer=name, number=5, previous=0) for name in (*names, other))
-    table.count(Change(kind=MessageKind.ROWS, calls=calls, payload=b""))
+    calls = tuple(ProducerCall(producer=name, number=5, previous=0) for name in (*names, other))
+    table.count(RecordChange(kind=MessageKind.ROWS, calls=calls, payload=b""))
     assert table.newest(b"site one") == 9
     assert table.newest(b"nowhere!") == -1
     assert table.retirable(b"site one", 2)
@@ -71,8 +71,8 @@ def test_a_retire_closes_all_producers_of_a_site_up_to_a_number() -> None:
 def test_a_retire_is_in_the_table_that_is_saved() -> None:
     table = Producers()
     name = make_producer(b"site one", 7)
-    call = Call(producer=name, number=5, previous=0)
-    table.count(Change(kind=MessageKind.ROWS, calls=(call,), payload=b""))
+    call = ProducerCall(producer=name, number=5, previous=0)
+    table.count(RecordChange(kind=MessageKind.ROWS, calls=(call,), payload=b""))
     _retired(table, b"site one", 7)
     again = Producers.decode(table.encode())
     assert again.encode() == table.encode()

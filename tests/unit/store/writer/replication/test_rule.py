@@ -9,40 +9,40 @@ import pytest
 from siltstone.store.writer.replication.codec import encode
 from siltstone.store.writer.replication.messages import (
     Genesis,
-    Identity,
+    LogIdentity,
     Message,
     MessageKind,
     Place,
-    Record,
+    RecordMessage,
     Term,
 )
 from siltstone.store.writer.replication.rule import (
     COUNTS,
     IGNORED,
-    Position,
+    LogPosition,
     Verdict,
     advance,
     judge,
     skip,
 )
 
-IDENTITY = Identity(database=b"d" * 16, shard=2, epoch=5)
+IDENTITY = LogIdentity(database=b"d" * 16, shard=2, epoch=5)
 GENESIS = Genesis(IDENTITY, b"n" * 16)
 
 
-def read(position: Position, message: Message) -> Position:
+def read(position: LogPosition, message: Message) -> LogPosition:
     assert judge(position, position.sequence + 1, message) == COUNTS
     return advance(position, position.sequence + 1, message, encode(message))
 
 
-def begun() -> Position:
-    position = read(Position(identity=IDENTITY), GENESIS)
+def begun() -> LogPosition:
+    position = read(LogPosition(identity=IDENTITY), GENESIS)
     return read(position, Term(epoch=5, term=1, root=position.root, site="a", boot=1))
 
 
 def record(
-    position: Position, kind: int = MessageKind.ROWS, part: int = 1, parts: int = 1
-) -> Record:
+    position: LogPosition, kind: int = MessageKind.ROWS, part: int = 1, parts: int = 1
+) -> RecordMessage:
     place = Place(
         epoch=5,
         term=position.term,
@@ -51,10 +51,10 @@ def record(
         root=position.root,
         seen=position.index,
     )
-    return Record(kind=kind, place=place, part=part, parts=parts, body=bytes(4))
+    return RecordMessage(kind=kind, place=place, part=part, parts=parts, body=bytes(4))
 
 
-def stops(position: Position, message: Message) -> str:
+def stops(position: LogPosition, message: Message) -> str:
     found = judge(position, position.sequence + 1, message)
     assert found.verdict is Verdict.STOPPED
     return found.reason
@@ -68,9 +68,9 @@ def stops(position: Position, message: Message) -> str:
         replace(IDENTITY, epoch=6),
     ],
 )
-def test_the_log_of_another_shard_is_refused(other: Identity) -> None:
+def test_the_log_of_another_shard_is_refused(other: LogIdentity) -> None:
     genesis = Genesis(other, b"n" * 16)
-    assert "belongs to another shard" in stops(Position(identity=IDENTITY), genesis)
+    assert "belongs to another shard" in stops(LogPosition(identity=IDENTITY), genesis)
     assert "another GENESIS" in stops(begun(), genesis)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from siltstone.store.writer.replication.messages import Call
+from siltstone.store.writer.replication.messages import ProducerCall
 from siltstone.store.writer.replication.sender import Sender
 
 P, Q = b"p" * 16, b"q" * 16
@@ -10,10 +10,10 @@ P, Q = b"p" * 16, b"q" * 16
 
 def test_calls_name_the_call_before_them() -> None:
     sender = Sender(P)
-    assert sender.attempt(sender.begin(), 1) == Call(producer=P, number=1, previous=0)
-    assert sender.attempt(sender.begin(), 2) == Call(producer=P, number=2, previous=1)
+    assert sender.attempt(sender.begin(), 1) == ProducerCall(producer=P, number=1, previous=0)
+    assert sender.attempt(sender.begin(), 2) == ProducerCall(producer=P, number=2, previous=1)
     assert sender.stored(1)
-    assert sender.attempt(2, 3) == Call(producer=P, number=2, previous=1)
+    assert sender.attempt(2, 3) == ProducerCall(producer=P, number=2, previous=1)
 
 
 def test_a_call_is_refused_only_if_every_attempt_was() -> None:
@@ -51,7 +51,7 @@ def test_many_stored_calls_leave_one_number_behind() -> None:
     sender = Sender(P)
     for _ in range(100):
         sender.stored(sender.begin())
-    assert sender.attempt(sender.begin(), 1) == Call(producer=P, number=101, previous=100)
+    assert sender.attempt(sender.begin(), 1) == ProducerCall(producer=P, number=101, previous=100)
     assert len(sender._kept) == 2  # noqa: SLF001 -- memory must not grow with the calls
 
 
@@ -62,6 +62,6 @@ def test_a_successor_sends_what_the_fence_did_not_find() -> None:
     following, done = sender.successor(Q, 1)
     assert done == (1,)
     assert following.open_calls() == (2, 3)
-    assert following.attempt(2, 4) == Call(producer=Q, number=2, previous=0)
-    assert following.attempt(3, 5) == Call(producer=Q, number=3, previous=2)
+    assert following.attempt(2, 4) == ProducerCall(producer=Q, number=2, previous=0)
+    assert following.attempt(3, 5) == ProducerCall(producer=Q, number=3, previous=2)
     assert following.begin() == 4

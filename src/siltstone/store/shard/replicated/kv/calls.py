@@ -80,7 +80,7 @@ class CallKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedCall:
     """The outcome of a transaction that was committed."""
 
     serial: int
@@ -240,13 +240,13 @@ def _value(value: Value, values: list[bytes]) -> tuple[int, int, int]:
             return _BYTES, len(value), 0
 
 
-def encode_answer(answer: Committed | Point | Exception | None) -> bytes:
+def encode_answer(answer: CommittedCall | Point | Exception | None) -> bytes:
     """Return the bytes of an answer; None is the answer to a managing call."""
     values: dict[str, Any]
     match answer:
         case None:
             values = {}
-        case Committed():
+        case CommittedCall():
             values = {"serial": answer.serial, "duplicate": answer.duplicate}
         case Point():
             values = {"term": answer.term, "serial": answer.serial}
@@ -266,7 +266,7 @@ def encode_answer(answer: Committed | Point | Exception | None) -> bytes:
     return json.dumps(values).encode()
 
 
-def decode_answer(data: bytes) -> Committed | Point | SiltstoneError | None:
+def decode_answer(data: bytes) -> CommittedCall | Point | SiltstoneError | None:
     """Return the answer that these bytes encode; one that cannot be read is an unknown outcome."""
     try:
         values = json.loads(data)
@@ -281,7 +281,7 @@ def decode_answer(data: bytes) -> Committed | Point | SiltstoneError | None:
             case {"error": kind, "text": text}:
                 return _ERRORS.get(kind, OutcomeUnknownError)(text)
             case {"duplicate": duplicate, "serial": serial}:
-                return Committed(serial, duplicate)
+                return CommittedCall(serial, duplicate)
             case {"term": term, "serial": serial}:
                 return Point(term, serial)
             case {}:

@@ -25,7 +25,7 @@ from siltstone.errors import CorruptionError, SiltstoneError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import create_directories, remove_file, remove_tree
 from siltstone.store.kv.api import DEFAULT_FAMILY, Changes, Engine, View
-from siltstone.store.shard.replicated.copying import CopyFile, Offer, Staging, offer_to_install
+from siltstone.store.shard.replicated.copying import CopyFile, CopyStaging, Offer, offer_to_install
 from siltstone.store.shard.replicated.kv.records import decode_record, encode_record
 from siltstone.store.shard.replicated.mark_file import Marked, encode_marked
 from siltstone.store.shard.replicated.payloads import BadPayloadError
@@ -223,7 +223,7 @@ def _payloads(family: str, start: bytes, stop: bytes, view: View) -> Iterator[by
             return
 
 
-def check_copied(fs: FileSystem, staging: Staging, offer: Offer) -> None:
+def check_copied(fs: FileSystem, staging: CopyStaging, offer: Offer) -> None:
     """Check that the file of an offer can be loaded, and sync it. Raises: CorruptionError."""
     for file in offer.files:
         path = staging.place / file.path
@@ -245,7 +245,7 @@ def load(
     StorageFullError; the next start does it again.
     """
     offer, path = offer_to_install(fs, directory, shard)
-    staging = Staging(fs, directory, shard)
+    staging = CopyStaging(fs, directory, shard)
     _remove(engine, shard)
     for file in offer.files:
         for record, size in _records(fs, staging.place / file.path):

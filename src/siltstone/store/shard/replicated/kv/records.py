@@ -26,7 +26,7 @@ from typing import Final
 
 from siltstone.store.kv.api import Changes
 from siltstone.store.shard.replicated.payloads import BadPayloadError
-from siltstone.store.tx.commit.attempts import Stored
+from siltstone.store.tx.commit.attempts import StoredAttempt
 from siltstone.store.tx.commit.committer import KeyValueRecord
 from siltstone.store.writer.commit_log import RecordKind
 
@@ -38,7 +38,7 @@ _PAIR: Final = struct.Struct("<II")
 _DELETED: Final = 0xFFFFFFFF
 
 
-def encode_record(record: KeyValueRecord, stored: Sequence[Stored]) -> bytes:
+def encode_record(record: KeyValueRecord, stored: Sequence[StoredAttempt]) -> bytes:
     """Return the payload of a record that stores these transactions."""
     changes, family = record.changes, record.family.encode()
     head = _HEAD.pack(
@@ -61,7 +61,7 @@ def encode_record(record: KeyValueRecord, stored: Sequence[Stored]) -> bytes:
     return b"".join(parts)
 
 
-def decode_record(kind: RecordKind, payload: bytes) -> tuple[KeyValueRecord, list[Stored]]:
+def decode_record(kind: RecordKind, payload: bytes) -> tuple[KeyValueRecord, list[StoredAttempt]]:
     """Return the record and the transactions that it stores. Raises: BadPayloadError."""
     try:
         return _decode_record(kind, payload)
@@ -69,13 +69,13 @@ def decode_record(kind: RecordKind, payload: bytes) -> tuple[KeyValueRecord, lis
         raise BadPayloadError(f"a {kind.name} record cannot be read: {exc}") from exc
 
 
-def _decode_record(kind: RecordKind, payload: bytes) -> tuple[KeyValueRecord, list[Stored]]:
+def _decode_record(kind: RecordKind, payload: bytes) -> tuple[KeyValueRecord, list[StoredAttempt]]:
     version, zero, family_bytes, edge_bytes, count, ranges, families = _HEAD.unpack_from(payload)
     if version != VERSION or zero:
         raise ValueError(f"it has an unknown version: version={version} supported={VERSION}")
     rest = _Rest(payload, _HEAD.size)
     family, edges = rest.take(family_bytes).decode(), rest.take(edge_bytes)
-    stored = [Stored(*_STORED.unpack(rest.take(_STORED.size))) for _ in range(count)]
+    stored = [StoredAttempt(*_STORED.unpack(rest.take(_STORED.size))) for _ in range(count)]
     changes = Changes()
     for _ in range(ranges):
         name_bytes, start_bytes, stop_bytes = _RANGE.unpack(rest.take(_RANGE.size))

@@ -36,7 +36,7 @@ from siltstone.store.kv.api import Changes, Engine
 from siltstone.store.shard.replicated.copying import Offer
 from siltstone.store.shard.replicated.kv.calls import (
     CallKind,
-    Committed,
+    CommittedCall,
     Point,
     decode_answer,
     decode_ask,
@@ -52,12 +52,12 @@ from siltstone.store.shard.replicated.mark_file import Marked, decode_marked, en
 from siltstone.store.shard.replicated.payloads import BadPayloadError
 from siltstone.store.shard.replicated.port import NotLeaderError, Replication
 from siltstone.store.tx import catalog
-from siltstone.store.tx.commit.attempts import Admissions, Attempt, Stored
+from siltstone.store.tx.commit.attempts import Admissions, Attempt, StoredAttempt
 from siltstone.store.tx.commit.committer import KeyValueRecord, Room
 from siltstone.store.tx.commit.shard import KeyValueShard
 from siltstone.store.tx.operations import Operations
 from siltstone.store.writer.commit_log import Record, RecordKind, Replica
-from siltstone.store.writer.replication.messages import Change, MessageKind
+from siltstone.store.writer.replication.messages import MessageKind, RecordChange
 from siltstone.store.writer.ticket import Ticket
 
 # How long a read waits until this site has what the leader had, unless its timeout is shorter.
@@ -71,7 +71,7 @@ _KINDS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ReplicaPlace:
     """Where a replicated key-value database is, and what its sites have agreed on."""
 
     fs: FileSystem
@@ -120,7 +120,7 @@ class KeyValueReplica:
 
     def __init__(
         self,
-        place: Place,
+        place: ReplicaPlace,
         engine: Engine,
         queue: KeyValueShard,
         callbacks: Callbacks,
@@ -340,7 +340,7 @@ class KeyValueReplica:
 
         def tell(done: Ticket) -> None:
             if done.error is None:
-                then(Committed(operations.serial, operations.duplicate))
+                then(CommittedCall(operations.serial, operations.duplicate))
                 return
             then(done.error)
 
@@ -403,7 +403,7 @@ class KeyValueReplica:
             return encode_record(record, [])
         after = self._committer.stored_serial
         stored = [
-            Stored(attempt.sender, attempt.number, operations.serial)
+            StoredAttempt(attempt.sender, attempt.number, operations.serial)
             for operations in self._batch
             if operations.serial > after
             for attempt in [self._attempts[id(operations)]]
@@ -417,7 +417,7 @@ class KeyValueReplica:
         replica.store(record)
         replica.sync()
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: RecordChange) -> None:
         """Write a record of another leader, with its mark.
 
         Raises: BadPayloadError; StorageFullError, with nothing written; PoisonedError.
@@ -526,7 +526,7 @@ class _Answered:
 
     def __init__(self) -> None:
         self._ticket = Ticket(0, 1)
-        self._found: Committed | Point | SiltstoneError | None = None
+        self._found: CommittedCall | Point | SiltstoneError | None = None
 
     def take(self, data: bytes | None) -> None:
         if data is None:
@@ -535,7 +535,7 @@ class _Answered:
             self._found = decode_answer(data)
         self._ticket.resolve(None, None)
 
-    def wait(self, seconds: float) -> Committed | Point | SiltstoneError | None:
+    def wait(self, seconds: float) -> CommittedCall | Point | SiltstoneError | None:
         try:
             self._ticket.wait(seconds)
         except OutcomeUnknownError as exc:

@@ -29,7 +29,7 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.store.shard.replicated.kv.calls import (
-    Committed,
+    CommittedCall,
     Point,
     decode_answer,
     encode_commit,
@@ -40,11 +40,11 @@ from siltstone.store.shard.replicated.port import (
     Replication,
     UnknownVersionError,
 )
-from siltstone.store.tx.commit.attempts import Attempt, Sender, Stored
+from siltstone.store.tx.commit.attempts import Attempt, AttemptSender, StoredAttempt
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.operations import ANY_GENERATION, NO_ID, Operations
 
-Answer = Committed | Exception | None
+Answer = CommittedCall | Exception | None
 # Commits a transaction on this site, which leads; the function gets the answer.
 CommitHere = Callable[[Attempt, Operations, Callable[[Answer], None]], None]
 # These refusals say nothing about the transaction: it is sent again.
@@ -89,7 +89,7 @@ class CommitRouter:
         self._commit_here = commit_here
         self._pending_bytes_max = pending_bytes_max
         self._condition = Condition()
-        self._sender = Sender(sender)
+        self._sender = AttemptSender(sender)
         # In the order in which they came.
         self._waiting: dict[CommitTicket, _Waiting] = {}
         self._sent: dict[int, _Waiting] = {}
@@ -139,13 +139,13 @@ class CommitRouter:
                 if not waiting.number and not self._send(waiting):
                     break
 
-    def counted(self, stored: Iterable[Stored]) -> None:
+    def counted(self, stored: Iterable[StoredAttempt]) -> None:
         """Take the transactions of a record that counted. On the thread of the shard."""
         with self._condition:
             if self._closed:
                 return
             found = [
-                (self._sent[each.number], Committed(each.serial, duplicate=False))
+                (self._sent[each.number], CommittedCall(each.serial, duplicate=False))
                 for each in self._sender.counted(stored)
             ]
             for waiting, _ in found:
@@ -277,7 +277,7 @@ class CommitRouter:
         _settle(waiting, answer)
 
 
-def _settle(waiting: _Waiting, answer: Committed | Exception) -> None:
+def _settle(waiting: _Waiting, answer: CommittedCall | Exception) -> None:
     ticket = waiting.ticket
     if isinstance(answer, Exception):
         ticket.resolve(answer, None)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from siltstone.errors import UsageError
-from siltstone.store.writer.replication.follower import Status
+from siltstone.store.writer.replication.follower import FollowerStatus
 from siltstone.units import SECOND_US
 
 HOLD_US: Final = 60 * SECOND_US
@@ -30,7 +30,7 @@ LAG_US_MAX: Final = 60 * SECOND_US
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class ShardSites:
     """The sites of a shard. The log holds everything from `trim` on.
 
     `wanted` has the sites that shall be the replicas, and is empty if nothing is to change.
@@ -69,7 +69,7 @@ def is_behind(*, lag_bytes: int, lag_us: int, lag_us_max: int = LAG_US_MAX) -> b
     return lag_bytes >= LAG_BYTES_MAX or lag_us >= lag_us_max
 
 
-def leave(placement: Placement, site: str) -> Placement | None:
+def leave(placement: ShardSites, site: str) -> ShardSites | None:
     """Return the placement without this in-sync site; None if too few would be left."""
     insync = placement.insync - {site}
     if insync == placement.insync or len(insync) < majority(len(placement.replicas)):
@@ -77,7 +77,7 @@ def leave(placement: Placement, site: str) -> Placement | None:
     return replace(placement, insync=insync)
 
 
-def add(placement: Placement, site: str) -> Placement | None:
+def add(placement: ShardSites, site: str) -> ShardSites | None:
     """Return the placement with one more replica, which is not in sync yet.
 
     None if the site is a replica, or if the in-sync sites would be no majority any more.
@@ -89,8 +89,8 @@ def add(placement: Placement, site: str) -> Placement | None:
 
 
 def join(
-    placement: Placement, site: str, *, synced: int, members: Mapping[str, int]
-) -> Placement | None:
+    placement: ShardSites, site: str, *, synced: int, members: Mapping[str, int]
+) -> ShardSites | None:
     """Return the placement with this replica in sync; None if it may not join yet.
 
     `members` has the synced positions that the in-sync sites have reported.
@@ -102,15 +102,15 @@ def join(
     return replace(placement, insync=placement.insync | {site})
 
 
-def _may_join(placement: Placement, synced: int, members: Mapping[str, int]) -> bool:
+def _may_join(placement: ShardSites, synced: int, members: Mapping[str, int]) -> bool:
     """Return whether a site with this synced position has what an in-sync site must have."""
     reported = [members[one] for one in placement.insync if one in members]
     return bool(reported) and synced >= min(reported) and synced + 1 >= placement.trim
 
 
 def enter(
-    placement: Placement, site: str, *, synced: int, members: Mapping[str, int]
-) -> Placement | None:
+    placement: ShardSites, site: str, *, synced: int, members: Mapping[str, int]
+) -> ShardSites | None:
     """Return the placement with one more replica that is in sync at once; None if it may not join.
 
     So the second site of a shard comes in: it could not be a replica only, because one of two is no
@@ -122,7 +122,7 @@ def enter(
     return replace(placement, replicas=placement.replicas | sites, insync=placement.insync | sites)
 
 
-def remove(placement: Placement, site: str) -> Placement | None:
+def remove(placement: ShardSites, site: str) -> ShardSites | None:
     """Return the placement without this replica; None if the in-sync sites would be too few."""
     replicas, insync = placement.replicas - {site}, placement.insync - {site}
     if replicas == placement.replicas or not insync or len(insync) < majority(len(replicas)):
@@ -131,13 +131,13 @@ def remove(placement: Placement, site: str) -> Placement | None:
 
 
 def trim(
-    placement: Placement,
+    placement: ShardSites,
     *,
     synced: Mapping[str, int],
     holds: Iterable[Hold],
     last: int,
     now_us: int,
-) -> Placement | None:
+) -> ShardSites | None:
     """Return the placement with the highest trim that is safe; None if there is nothing to trim.
 
     The log is trimmed below the lowest synced position of the in-sync sites and below all live
@@ -150,13 +150,18 @@ def trim(
 
 
 def next_placement(
-    placement: Placement, site: str, status: Status, *, synced: int, members: Mapping[str, int]
-) -> Placement | None:
+    placement: ShardSites,
+    site: str,
+    status: FollowerStatus,
+    *,
+    synced: int,
+    members: Mapping[str, int],
+) -> ShardSites | None:
     """Return the next step of a site that starts, or returns: first a replica, then in sync.
 
     Only a wanted site becomes a replica.
     """
-    if status is not Status.CURRENT:
+    if status is not FollowerStatus.CURRENT:
         return None
     if site not in placement.replicas:
         if site not in placement.wanted:

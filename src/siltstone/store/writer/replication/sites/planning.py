@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from siltstone.store.writer.replication.sites.membership import Placement, majority, remove
+from siltstone.store.writer.replication.sites.membership import ShardSites, majority, remove
 
 # A site leads, or has replicas, this many more than another before one is moved for balance.
 UNBALANCED: Final = 2
@@ -91,7 +91,7 @@ class Facts:
         )
 
 
-def loads(placements: Iterable[Placement]) -> Counter[str]:
+def loads(placements: Iterable[ShardSites]) -> Counter[str]:
     """Return the number of replicas of each site; a wanted replica counts already."""
     return Counter(site for each in placements for site in each.wanted or each.replicas)
 
@@ -152,7 +152,7 @@ def _improve(kept: list[str], facts: Facts) -> None:
         kept.append(best[3])
 
 
-def plan(placement: Placement, count: int, facts: Facts) -> Placement | None:
+def plan(placement: ShardSites, count: int, facts: Facts) -> ShardSites | None:
     """Return the placement with a new aim; None if the aim stays."""
     if placement.wanted and all(facts.keeps(site) for site in placement.wanted):
         return None
@@ -162,7 +162,7 @@ def plan(placement: Placement, count: int, facts: Facts) -> Placement | None:
     return None if wanted == placement.wanted else replace(placement, wanted=wanted)
 
 
-def step(placement: Placement, leader: str, alive: frozenset[str]) -> Placement | None:
+def step(placement: ShardSites, leader: str, alive: frozenset[str]) -> ShardSites | None:
     """Return the next step of the leader in a transition: remove a replica, or end it.
 
     A wanted site adds itself (`next_placement`).
@@ -180,7 +180,7 @@ def step(placement: Placement, leader: str, alive: frozenset[str]) -> Placement 
     return remove(placement, gone[0]) if gone else None
 
 
-def move(placement: Placement, old: str, new: str) -> Placement | None:
+def move(placement: ShardSites, old: str, new: str) -> ShardSites | None:
     """Return the placement that aims at a site in place of another; None if it cannot."""
     now = placement.wanted or placement.replicas
     if old not in now or new in now:
@@ -188,7 +188,7 @@ def move(placement: Placement, old: str, new: str) -> Placement | None:
     return replace(placement, wanted=now - {old} | {new})
 
 
-def must_hand_over(placement: Placement, site: str, facts: Facts, *, is_fit: bool) -> bool:
+def must_hand_over(placement: ShardSites, site: str, facts: Facts, *, is_fit: bool) -> bool:
     """Return whether a leader must let another site lead. A site that is not fit has a wrong clock,
     or no space.
     """
@@ -197,7 +197,7 @@ def must_hand_over(placement: Placement, site: str, facts: Facts, *, is_fit: boo
 
 
 def successor(
-    placement: Placement,
+    placement: ShardSites,
     site: str,
     facts: Facts,
     *,
@@ -228,7 +228,7 @@ def successor(
     return best if is_unbalanced else ""
 
 
-def claim_rank(placement: Placement | None, site: str, rank: int, facts: Facts) -> int:
+def claim_rank(placement: ShardSites | None, site: str, rank: int, facts: Facts) -> int:
     """Return after how many turns a site claims a silent shard: a site that should not lead waits
     for the others, and leads if there are none.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Finding(Enum):
+class CopyFinding(Enum):
     """What a site knows of its copy of a segment."""
 
     SOUND = "sound"
@@ -26,7 +26,7 @@ class Finding(Enum):
 class Comparison:
     """The outcome for one segment, and the sites from which it may be repaired."""
 
-    finding: Finding
+    finding: CopyFinding
     sources: frozenset[str] = frozenset()
 
 
@@ -41,18 +41,18 @@ def compare(own: bytes | None, others: Mapping[str, bytes], *, copies: int = 0) 
     if own is not None:
         votes[own] += 1
     if not votes:
-        return Comparison(Finding.UNDECIDED)
+        return Comparison(CopyFinding.UNDECIDED)
     (best, count), *rest = votes.most_common()
     if own == best and not rest:
-        return Comparison(Finding.SOUND)
+        return Comparison(CopyFinding.SOUND)
     is_clear = 2 * count > sum(votes.values())
     if not is_clear:
-        return Comparison(Finding.UNDECIDED)
+        return Comparison(CopyFinding.UNDECIDED)
     if own == best:
         # The others repair themselves.
-        return Comparison(Finding.SOUND)
+        return Comparison(CopyFinding.SOUND)
     if own is not None and 2 * count <= copies:
         # Those that are away may have our rows.
-        return Comparison(Finding.UNDECIDED)
+        return Comparison(CopyFinding.UNDECIDED)
     sources = frozenset(site for site, digest in others.items() if digest == best)
-    return Comparison(Finding.REPAIR, sources)
+    return Comparison(CopyFinding.REPAIR, sources)

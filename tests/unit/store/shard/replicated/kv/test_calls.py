@@ -21,7 +21,7 @@ from siltstone.errors import (
 )
 from siltstone.store.shard.replicated.kv.calls import (
     CallKind,
-    Committed,
+    CommittedCall,
     Point,
     decode_answer,
     decode_ask,
@@ -121,8 +121,8 @@ def test_a_call_of_a_later_version_waits_until_this_site_was_upgraded() -> None:
         decode_ask(data[:1] + b"\x09" + data[2:])
 
 
-@pytest.mark.parametrize("answer", [Committed(7, duplicate=True), Point(3, 9), None])
-def test_an_answer_arrives_as_it_was_given(answer: Committed | Point | None) -> None:
+@pytest.mark.parametrize("answer", [CommittedCall(7, duplicate=True), Point(3, 9), None])
+def test_an_answer_arrives_as_it_was_given(answer: CommittedCall | Point | None) -> None:
     assert decode_answer(encode_answer(answer)) == answer
 
 

@@ -10,18 +10,18 @@ from siltstone.fs.memory import MemoryFileSystem
 from siltstone.fs.publish import create_directories
 from siltstone.store.kv.api import DEFAULT_FAMILY, Changes
 from siltstone.store.kv.memory import MemoryEngine
-from siltstone.store.shard.replicated.copying import Offer, Staging
+from siltstone.store.shard.replicated.copying import CopyStaging, Offer
 from siltstone.store.shard.replicated.kv import copying
 from siltstone.store.shard.replicated.kv.copying import Exports, load
 from siltstone.store.shard.replicated.mark_file import Marked
 from siltstone.store.tx.commit.committer import Room
-from siltstone.store.writer.replication.messages import Identity
+from siltstone.store.writer.replication.messages import LogIdentity
 from siltstone.store.writer.replication.producers import Producers
-from siltstone.store.writer.replication.rule import Position
+from siltstone.store.writer.replication.rule import LogPosition
 
 PLACE = PurePath("/m/0")
 MARKED = Marked(
-    position=Position(identity=Identity(database=b"d" * 16, shard=0, epoch=1)),
+    position=LogPosition(identity=LogIdentity(database=b"d" * 16, shard=0, epoch=1)),
     producers=Producers(),
     next_serial=0,
 )
@@ -88,7 +88,7 @@ def test_a_copy_without_room_is_not_written_and_is_loaded_later() -> None:
     source.write(changes)
     offer = offered(exports_of(fs, source))
     assert offer is not None
-    staging = Staging(fs, PLACE.parent, 0)
+    staging = CopyStaging(fs, PLACE.parent, 0)
     copied = staging.place / offer.files[0].path
     create_directories(fs, copied.parent)
     with fs.create(copied) as file:

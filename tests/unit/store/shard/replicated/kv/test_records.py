@@ -7,11 +7,11 @@ import pytest
 from siltstone.store.kv.api import Changes
 from siltstone.store.shard.replicated.kv.records import decode_record, encode_record
 from siltstone.store.shard.replicated.payloads import BadPayloadError
-from siltstone.store.tx.commit.attempts import Stored
+from siltstone.store.tx.commit.attempts import StoredAttempt
 from siltstone.store.tx.commit.committer import KeyValueRecord
 from siltstone.store.writer.commit_log import RecordKind
 
-STORED = [Stored(b"a" * 16, 1, 10), Stored(b"b" * 16, 1 << 40, 11)]
+STORED = [StoredAttempt(b"a" * 16, 1, 10), StoredAttempt(b"b" * 16, 1 << 40, 11)]
 
 
 def record() -> KeyValueRecord:

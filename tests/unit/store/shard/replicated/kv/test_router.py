@@ -8,7 +8,7 @@ import pytest
 
 from siltstone.errors import ConflictError, OutcomeUnknownError, OverloadedError
 from siltstone.store.shard.replicated.kv.calls import (
-    Committed,
+    CommittedCall,
     decode_ask,
     decode_commit,
     encode_answer,
@@ -16,10 +16,10 @@ from siltstone.store.shard.replicated.kv.calls import (
 from siltstone.store.shard.replicated.kv.router import Answer, CommitRouter
 from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.shard.replicated.port import LogView, NotLeaderError, Replication
-from siltstone.store.tx.commit.attempts import GIVEN_UP_MAX, Attempt, Stored
+from siltstone.store.tx.commit.attempts import GIVEN_UP_MAX, Attempt, StoredAttempt
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.operations import ANY_GENERATION, ANY_TERM, NO_ID, Operations
-from siltstone.store.writer.replication.follower import Progress, Status
+from siltstone.store.writer.replication.follower import FollowerStatus, PeerProgress
 
 SENDER = b"s" * 16
 Then = Callable[[Answer], None]
@@ -43,9 +43,9 @@ class Desk:
 
     def led_by(self, leader: str, term: int = 1) -> LogView:
         return LogView(
-            status=Status.CURRENT,
+            status=FollowerStatus.CURRENT,
             reason="",
-            progress=Progress(sequence=1, index=1, chain=b"c" * 16),
+            progress=PeerProgress(sequence=1, index=1, chain=b"c" * 16),
             term=term,
             leader=leader,
             leads=leader == self.site,
@@ -74,7 +74,7 @@ def test_a_commit_that_was_refused_here_does_not_change_the_serial_of_a_later_at
     _, tried, refused = desk.own[0]
     desk.view = desk.led_by("b", term=2)
     desk.router.look()
-    desk.sent[0][1](encode_answer(Committed(7, duplicate=False)))
+    desk.sent[0][1](encode_answer(CommittedCall(7, duplicate=False)))
     # The thread of the shard is slow.
     tried.serial = 3
     refused(NotLeaderError("another site leads"))
@@ -101,7 +101,7 @@ def test_a_commit_whose_answer_is_lost_is_not_sent_again_in_its_term() -> None:
     desk.sent[0][1](None)
     desk.router.look()
     assert len(desk.sent) == 1
-    desk.router.counted([Stored(SENDER, 1, 5)])
+    desk.router.counted([StoredAttempt(SENDER, 1, 5)])
     assert ticket.serial == 5
 
 
@@ -110,7 +110,7 @@ def test_a_closed_router_takes_records_and_terms_without_harm() -> None:
     desk.view = desk.led_by("b")
     ticket = desk.submit(writes=True)
     desk.router.close()
-    desk.router.counted([Stored(SENDER, 1, 5)])
+    desk.router.counted([StoredAttempt(SENDER, 1, 5)])
     desk.view = desk.led_by("c", term=2)
     desk.router.look()
     desk.router.lose()
@@ -126,7 +126,7 @@ def test_no_attempt_begins_while_too_many_were_given_up_behind_an_open_one() -> 
         assert not desk.router.withdraw(desk.submit(writes=True))
     with pytest.raises(OverloadedError, match="given up"):
         desk.submit(writes=True)
-    desk.router.counted([Stored(SENDER, 1, 5)])
+    desk.router.counted([StoredAttempt(SENDER, 1, 5)])
     assert oldest.done
     desk.submit(writes=True)
     assert len(desk.sent) == GIVEN_UP_MAX + 2

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from siltstone.errors import UsageError
-from siltstone.store.writer.replication.follower import Status
+from siltstone.store.writer.replication.follower import FollowerStatus
 from siltstone.store.writer.replication.sites.membership import (
     LAG_BYTES_MAX,
     LAG_US_MAX,
     Hold,
-    Placement,
+    ShardSites,
     add,
     is_behind,
     join,
@@ -23,15 +23,15 @@ from siltstone.store.writer.replication.sites.membership import (
 )
 
 ALL = frozenset("abc")
-PLACEMENT = Placement(replicas=ALL, insync=ALL)
-TWO = Placement(replicas=ALL, insync=frozenset("ab"))
+PLACEMENT = ShardSites(replicas=ALL, insync=ALL)
+TWO = ShardSites(replicas=ALL, insync=frozenset("ab"))
 
 
 def test_the_in_sync_sites_are_a_majority_of_the_replicas() -> None:
     with pytest.raises(UsageError, match="majority of the replicas"):
-        Placement(replicas=ALL, insync=frozenset("a"))
+        ShardSites(replicas=ALL, insync=frozenset("a"))
     with pytest.raises(UsageError, match="majority of the replicas"):
-        Placement(replicas=ALL, insync=frozenset("abx"))
+        ShardSites(replicas=ALL, insync=frozenset("abx"))
 
 
 def test_a_site_leaves_only_if_a_majority_stays() -> None:
@@ -54,16 +54,16 @@ def test_a_site_joins_with_at_least_the_position_of_a_member_and_behind_no_trim(
 
 def test_replicas_are_added_out_of_sync_and_removed_if_a_majority_stays() -> None:
     four = add(PLACEMENT, "d")
-    assert four == Placement(replicas=frozenset("abcd"), insync=ALL)
+    assert four == ShardSites(replicas=frozenset("abcd"), insync=ALL)
     assert add(PLACEMENT, "a") is None
     assert add(TWO, "d") is None
     assert remove(four, "d") == PLACEMENT
     assert remove(PLACEMENT, "d") is None
     assert remove(TWO, "a") is None
-    assert remove(TWO, "c") == Placement(replicas=frozenset("ab"), insync=frozenset("ab"))
+    assert remove(TWO, "c") == ShardSites(replicas=frozenset("ab"), insync=frozenset("ab"))
 
 
-def planned(placement: Placement, synced: dict[str, int], *holds: Hold) -> int | None:
+def planned(placement: ShardSites, synced: dict[str, int], *holds: Hold) -> int | None:
     found = trim(placement, synced=synced, holds=holds, last=20, now_us=100)
     return None if found is None else found.trim
 
@@ -95,12 +95,12 @@ def test_a_wanted_site_becomes_a_replica_then_in_sync_once_it_is_current() -> No
     members = {"a": 3, "b": 3, "c": 3}
     wanted = frozenset("abcd")
     before = replace(PLACEMENT, wanted=wanted)
-    for status in (Status.CATCHING_UP, Status.BEHIND, Status.STOPPED):
+    for status in (FollowerStatus.CATCHING_UP, FollowerStatus.BEHIND, FollowerStatus.STOPPED):
         assert next_placement(before, "d", status, synced=9, members=members) is None
-    assert next_placement(PLACEMENT, "d", Status.CURRENT, synced=9, members=members) is None
-    four = next_placement(before, "d", Status.CURRENT, synced=1, members=members)
-    assert four == Placement(replicas=wanted, insync=ALL, wanted=wanted)
-    assert next_placement(four, "d", Status.CURRENT, synced=2, members=members) is None
-    joined = next_placement(four, "d", Status.CURRENT, synced=3, members=members)
-    assert joined == Placement(replicas=wanted, insync=wanted, wanted=wanted)
-    assert next_placement(joined, "d", Status.CURRENT, synced=9, members=members) is None
+    assert next_placement(PLACEMENT, "d", FollowerStatus.CURRENT, synced=9, members=members) is None
+    four = next_placement(before, "d", FollowerStatus.CURRENT, synced=1, members=members)
+    assert four == ShardSites(replicas=wanted, insync=ALL, wanted=wanted)
+    assert next_placement(four, "d", FollowerStatus.CURRENT, synced=2, members=members) is None
+    joined = next_placement(four, "d", FollowerStatus.CURRENT, synced=3, members=members)
+    assert joined == ShardSites(replicas=wanted, insync=wanted, wanted=wanted)
+    assert next_placement(joined, "d", FollowerStatus.CURRENT, synced=9, members=members) is None

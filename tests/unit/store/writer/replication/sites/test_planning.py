@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from siltstone.store.writer.replication.sites.membership import Placement
+from siltstone.store.writer.replication.sites.membership import ShardSites
 from siltstone.store.writer.replication.sites.planning import (
     Facts,
     Site,
@@ -22,7 +22,7 @@ from siltstone.store.writer.replication.sites.planning import (
 )
 
 ALL = frozenset("abc")
-PLACEMENT = Placement(replicas=ALL, insync=ALL)
+PLACEMENT = ShardSites(replicas=ALL, insync=ALL)
 
 
 def facts(
@@ -115,13 +115,13 @@ def test_a_replica_is_removed_when_those_that_are_wanted_are_in_sync() -> None:
     synced = replace(added, insync=everyone)
     assert step(synced, "c", everyone) is None, "a leader does not remove itself"
     removed = step(synced, "a", everyone)
-    assert removed == Placement(replicas=wanted, insync=wanted, wanted=wanted)
-    assert step(removed, "a", everyone) == Placement(replicas=wanted, insync=wanted)
+    assert removed == ShardSites(replicas=wanted, insync=wanted, wanted=wanted)
+    assert step(removed, "a", everyone) == ShardSites(replicas=wanted, insync=wanted)
     assert step(PLACEMENT, "a", everyone) is None
 
 
 def test_a_wanted_site_that_is_away_does_not_hold_up_the_others() -> None:
-    placement = Placement(
+    placement = ShardSites(
         replicas=frozenset("abcd"), insync=frozenset("bcd"), wanted=frozenset("acd")
     )
     assert step(placement, "c", frozenset("abcd")) is None
@@ -191,7 +191,7 @@ def test_a_wanted_replica_counts_as_a_load() -> None:
 
 
 def _successor(
-    placement: Placement,
+    placement: ShardSites,
     known: Facts,
     able: str,
     *,

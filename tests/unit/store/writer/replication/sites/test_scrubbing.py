@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.store.writer.replication.sites.scrubbing import Comparison, Finding, compare
+from siltstone.store.writer.replication.sites.scrubbing import Comparison, CopyFinding, compare
 
-SOUND = Comparison(Finding.SOUND)
-UNDECIDED = Comparison(Finding.UNDECIDED)
+SOUND = Comparison(CopyFinding.SOUND)
+UNDECIDED = Comparison(CopyFinding.UNDECIDED)
 
 
 def repair(*sites: str) -> Comparison:
-    return Comparison(Finding.REPAIR, frozenset(sites))
+    return Comparison(CopyFinding.REPAIR, frozenset(sites))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_two_copies_never_repair_each_other_in_a_circle() -> None:
         others = {name: each for name, each in digests.items() if name != site}
         found = compare(own, others)
         assert site not in found.sources
-        assert (found.finding is Finding.REPAIR) == (own == b"y")
+        assert (found.finding is CopyFinding.REPAIR) == (own == b"y")
 
 
 def test_a_minority_of_the_copies_replaces_no_copy_that_can_be_read() -> None:
