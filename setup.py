@@ -85,7 +85,7 @@ COMPILED = (
     "src/siltstone/snapshot/format/stream.py",
     "src/siltstone/snapshot/writer.py",
     "src/siltstone/store/log/write/committer.py",
-    "src/siltstone/store/log/write/cook.py",
+    "src/siltstone/store/log/write/frame_builder.py",
     "src/siltstone/store/log/write/layout.py",
     "src/siltstone/topic/matcher.py",
     "src/siltstone/topic/structure.py",

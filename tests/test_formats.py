@@ -17,7 +17,7 @@ from siltstone.settings.declare import encoding_of
 from siltstone.store.directory import VERSION
 from siltstone.store.log.iterator import StreamIterator, StreamRef
 from siltstone.store.log.opening import identity_of
-from siltstone.store.log.write.cook import Call, Cook
+from siltstone.store.log.write.frame_builder import Call, FrameBuilder
 from siltstone.store.segment import frame as frame_module
 from siltstone.store.segment.body import index_width
 from siltstone.store.segment.frame import (
@@ -42,7 +42,7 @@ from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Structure
 from tests.support.frames import (
     StoredRow,
-    cooked_frame,
+    built_frame,
     frame_bytes,
     header_fields,
     rows_in,
@@ -197,8 +197,8 @@ class TestExample:
         topics = [b"home/kitchen", b"home/hall", b"home/kitchen"]
         call = Call(row_batch(topics, [b"21.5", b"19", b"21.6"], b"gw-1"))
         call.batch.shared_flags = 1
-        cooked = Cook(Structure([100, 10]), 100).cook([call], 1_700_000_000_000_000)
-        frame = cooked_frame(cooked, serial=1000)
+        built = FrameBuilder(Structure([100, 10]), 100).build([call], 1_700_000_000_000_000)
+        frame = built_frame(built, serial=1000)
         frame.header.synced_position = 4160
         assert frame_bytes(frame, SEED) == example()
 

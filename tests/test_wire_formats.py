@@ -14,7 +14,7 @@ import pytest
 from siltstone.cluster.registry import decode_placement, encode_placement
 from siltstone.rows.batch import RowBatch
 from siltstone.store.log.records import DropRecord, RollRecord, SettingsRecord
-from siltstone.store.log.write.cook import Call
+from siltstone.store.log.write.frame_builder import Call
 from siltstone.store.shard.replicated.calls import (
     decode_answer,
     decode_call,

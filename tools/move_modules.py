@@ -214,6 +214,8 @@ def main() -> None:
     homes = {module for module, _ in classes}
     imports = "|".join(map(re.escape, {home.rpartition(".")[0] for home in homes} | homes))
     wanted = re.compile(rf"^\s*from siltstone\.(?:{imports}) import", re.MULTILINE)
+    names = "|".join(sorted({re.escape(name.rpartition(".")[2]) for name in modules})) or "(?!)"
+    leaves = re.compile(rf"\b(?:{names})\b")
     for path in texts():
         text = before = path.read_text("utf-8")
         if path.suffix == ".py":
@@ -222,7 +224,7 @@ def main() -> None:
                 module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
             if module in homes or (classes and wanted.search(text)):
                 text = rename_classes(text, module, classes)
-            if modules:
+            if leaves.search(text):
                 text = imports_of_modules(text, modules)
         if modules:
             text = in_dots.sub(lambda found: "siltstone." + modules[found[1]], text)

@@ -29,7 +29,7 @@ build["BuildAllOrNone"]._keep(SimpleNamespace(build_lib="lib"), [Path("lib/made.
 assert Path("build/compiled/made.so").is_file()
 print(build["is_kept"]())
 """
-COMPILED = "src/siltstone/store/log/write/cook.py"
+COMPILED = "src/siltstone/store/log/write/frame_builder.py"
 # Its constants are copied into the modules that import it.
 IMPORTED = "src/siltstone/errors.py"
 OTHERS = ("src/siltstone/cli/store/clock.py", "README.md")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from siltstone.errors import CorruptionError, UsageError
 from siltstone.store.log.iterator import StreamIterator, StreamRef
 from siltstone.store.log.read.pieces import SCHEMA, Batch, Piece, Row
-from siltstone.store.log.write.cook import Call, Cook, Cooked
+from siltstone.store.log.write.frame_builder import BuiltFrame, Call, FrameBuilder
 from siltstone.store.segment.body import StreamRows
 from siltstone.store.segment.frame import (
     EDGES,
@@ -35,7 +35,7 @@ from tests.support.frames import (
     NOW_US,
     SEED,
     StoredRow,
-    cooked_frame,
+    built_frame,
     frame_bytes,
     rows_in,
     view_of,
@@ -118,12 +118,12 @@ class TestRows:
     ) -> None:
         frames: dict[bool, list[bytes]] = {True: [], False: []}
         for is_checked, made in frames.items():
-            cook = Cook(Structure(thresholds), topics_max)
+            builder = FrameBuilder(Structure(thresholds), topics_max)
             for flush in flushes:
                 for call, _ in flush:
                     call.batch.checked = is_checked
-                cooked = cook.cook([call for call, _ in flush], NOW_US)
-                made.append(frame_bytes(cooked_frame(cooked)))
+                built = builder.build([call for call, _ in flush], NOW_US)
+                made.append(frame_bytes(built_frame(built)))
         assert frames[True] == frames[False]
 
     @given(st.lists(FLUSHES, min_size=1, max_size=3), THRESHOLDS, COMPRESSED, st.integers(2, 20))
@@ -134,13 +134,11 @@ class TestRows:
         compression: int,
         topics_max: int,
     ) -> None:
-        cook = Cook(Structure(thresholds), topics_max)
+        builder = FrameBuilder(Structure(thresholds), topics_max)
         for number, flush in enumerate(flushes):
             timestamp_us = NOW_US + 1000 * number
-            cooked = cook.cook([call for call, _ in flush], timestamp_us)
-            frame = view_of(
-                frame_bytes(cooked_frame(cooked, serial=2**63, compression=compression))
-            )
+            built = builder.build([call for call, _ in flush], timestamp_us)
+            frame = view_of(frame_bytes(built_frame(built, serial=2**63, compression=compression)))
             rows = rows_in(frame)
             expected = sent_rows(flush)
             assert in_order_of_arrival(rows) == expected
@@ -154,8 +152,8 @@ class TestRows:
         self, flush: list[tuple[Call, list[Sent]]], thresholds: list[int], compression: int
     ) -> None:
         structure = Structure(thresholds)
-        cooked = Cook(structure, 10).cook([call for call, _ in flush], NOW_US)
-        rows = rows_in(view_of(frame_bytes(cooked_frame(cooked, compression=compression))))
+        built = FrameBuilder(structure, 10).build([call for call, _ in flush], NOW_US)
+        rows = rows_in(view_of(frame_bytes(built_frame(built, compression=compression))))
         assert rows == sorted(rows, key=lambda row: (row.stream_id, row.timestamp_us))
         placements = {row.topic: structure.lookup(row.topic.encode()) for row in rows}
         assert {row.topic: row.stream_id for row in rows} == {
@@ -168,8 +166,8 @@ class TestRows:
     def test_the_edges_of_a_frame_name_the_streams_of_its_rows(
         self, flush: list[tuple[Call, list[Sent]]], thresholds: list[int], compression: int
     ) -> None:
-        cooked = Cook(Structure(thresholds), 10).cook([call for call, _ in flush], NOW_US)
-        frame = view_of(frame_bytes(cooked_frame(cooked, compression=compression)))
+        built = FrameBuilder(Structure(thresholds), 10).build([call for call, _ in flush], NOW_US)
+        frame = view_of(frame_bytes(built_frame(built, compression=compression)))
         reader = Structure([-1])
         streams = reader.apply(frame.section(EDGES) or b"")
         assert {stream.id for stream in streams} == {entry[0] for entry in frame.directory()}
@@ -178,8 +176,8 @@ class TestRows:
     def test_the_producers_of_a_frame_come_back(
         self, flush: list[tuple[Call, list[Sent]]], compression: int
     ) -> None:
-        cooked = Cook(Structure([5]), 10).cook([call for call, _ in flush], NOW_US)
-        frame = view_of(frame_bytes(cooked_frame(cooked, compression=compression)))
+        built = FrameBuilder(Structure([5]), 10).build([call for call, _ in flush], NOW_US)
+        frame = view_of(frame_bytes(built_frame(built, compression=compression)))
         expected = b"".join(
             call.producer + call.sequence.to_bytes(8, "little")
             for call, _ in flush
@@ -192,8 +190,8 @@ class TestRows:
         self, flush: list[tuple[Call, list[Sent]]], thresholds: list[int], compression: int
     ) -> None:
         structure = Structure(thresholds)
-        cooked = Cook(structure, 10).cook([call for call, _ in flush], NOW_US)
-        frame = view_of(frame_bytes(cooked_frame(cooked, serial=2**40, compression=compression)))
+        built = FrameBuilder(structure, 10).build([call for call, _ in flush], NOW_US)
+        frame = view_of(frame_bytes(built_frame(built, serial=2**40, compression=compression)))
         pieces = []
         for stream_id, first, count, _, _ in frame.directory():
             stream = structure.stream(stream_id)
@@ -203,7 +201,7 @@ class TestRows:
                     slab=SlabId(3, 7), stream=stream, frame=frame, start=first, stop=first + count
                 )
             )
-        batch = Batch(pieces, cooked.row_count)
+        batch = Batch(pieces, built.row_count)
         table = batch.arrow()
         assert table.schema == SCHEMA
         table.validate(full=True)
@@ -241,19 +239,19 @@ class TestRows:
         ]
         call = Call(row_batch([row.topic.encode() for row in sent], [b""] * len(sent), b""))
         call.batch.publishers = [row.publisher.encode() for row in sent]
-        cooked = Cook(Structure([100, 10]), 100).cook([call], NOW_US)
-        assert in_order_of_arrival(rows_in(view_of(frame_bytes(cooked_frame(cooked))))) == sent
+        built = FrameBuilder(Structure([100, 10]), 100).build([call], NOW_US)
+        assert in_order_of_arrival(rows_in(view_of(frame_bytes(built_frame(built))))) == sent
 
     @given(st.lists(U64, min_size=1, max_size=5, unique=True), COMPRESSED)
     def test_a_stream_may_have_any_id_of_64_bits(self, ids: list[int], compression: int) -> None:
-        cooked = Cooked(NOW_US)
+        built = BuiltFrame(NOW_US)
         for number, stream_id in enumerate(sorted(ids)):
             rows = StreamRows(stream_id)
             rows.topics.append(b"t")
             rows.add(NOW_US + number, 0, b"%d" % stream_id)
-            cooked.streams.append(rows)
-            cooked.row_count += 1
-        frame = view_of(frame_bytes(cooked_frame(cooked, compression=compression)))
+            built.streams.append(rows)
+            built.row_count += 1
+        frame = view_of(frame_bytes(built_frame(built, compression=compression)))
         found = {row.stream_id: row.value for row in rows_in(frame)}
         assert found == {stream_id: b"%d" % stream_id for stream_id in ids}
         pieces = [
@@ -275,8 +273,8 @@ class TestFrame:
     def test_no_flipped_bit_of_a_frame_goes_unnoticed(
         self, flush: list[tuple[Call, list[Sent]]], compression: int, data: st.DataObject
     ) -> None:
-        cooked = Cook(Structure([5]), 10).cook([call for call, _ in flush], NOW_US)
-        stored = bytearray(frame_bytes(cooked_frame(cooked, compression=compression)))
+        built = FrameBuilder(Structure([5]), 10).build([call for call, _ in flush], NOW_US)
+        stored = bytearray(frame_bytes(built_frame(built, compression=compression)))
         # A changed magic or length is found by decoding: here it is the checksum that must tell.
         bit = data.draw(st.integers(12 * 8, len(stored) * 8 - 1))
         length = len(stored)

@@ -23,7 +23,7 @@ from siltstone.store.log.opening import RecoveryReport, begin_slab, reopen_slab
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.log.read.scan import Status
 from siltstone.store.log.write.committer import Committer
-from siltstone.store.log.write.cook import ROW_OVERHEAD, Call
+from siltstone.store.log.write.frame_builder import ROW_OVERHEAD, Call
 from siltstone.store.log.write.partition import batch_of, columns_of
 from siltstone.store.segment.chain import SlabIdentity
 from siltstone.store.slab.manifest import SlabRecord, SlabState

@@ -27,7 +27,7 @@ from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.log.read.pieces import Batch
 from siltstone.store.log.read.scan import Span, read_slab
 from siltstone.store.log.write.committer import Committer
-from siltstone.store.log.write.cook import ROW_OVERHEAD, Block, Call
+from siltstone.store.log.write.frame_builder import ROW_OVERHEAD, Block, Call
 from siltstone.store.segment.writer import Room
 from siltstone.store.tx.commit.changes import (
     ChangeList,
@@ -170,7 +170,7 @@ def committer(rng: Random) -> Any:
         return writing
     made, rooms, told = found[0], list[Room](), list[Any]()
     heard: list[Any] = []
-    made.on_stored = lambda slab, serial, cooked: heard.append((slab, serial, cooked.row_count))
+    made.on_stored = lambda slab, serial, built: heard.append((slab, serial, built.row_count))
     for _ in range(rng.randrange(2, 14)):
         world.clock.advance(rng.choice((0.0, 0.0, 1e-6, 2.0, -5.0)))
         match rng.randrange(9):

@@ -24,7 +24,7 @@ from siltstone.store.feed.rows.decode import load_parts, serials_of, streams_of
 from siltstone.store.kv import keys as kv_keys
 from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import Piece
-from siltstone.store.log.write.cook import Call, Cook
+from siltstone.store.log.write.frame_builder import Call, FrameBuilder
 from siltstone.store.segment.frame import (
     PLAIN,
     PLAIN_ROWS,
@@ -44,7 +44,7 @@ from tests.support.form_packets import attempt, changed
 from tests.support.frames import (
     NOW_US,
     SEED,
-    cooked_frame,
+    built_frame,
     frame_bytes,
     header_fields,
     rows_in,
@@ -189,16 +189,16 @@ def loops(rng: Random) -> Any:
 
 
 def frames(rng: Random) -> Any:
-    """Cook calls, encode a frame, read it in every way, and again with changed bytes."""
+    """Build and encode a frame, read it in every way, and again with changed bytes."""
     learned = Structure([rng.choice((0, 1, 3))])
-    cook = Cook(learned, rng.choice((1, 100)))
+    builder = FrameBuilder(learned, rng.choice((1, 100)))
     calls = [_call(rng) for _ in range(rng.randrange(1, 4))]
     sizes = [call.batch.size_bytes for call in calls]
-    cooked = attempt(cook.cook, calls, NOW_US + rng.choice((0, 2**31, 2**40)))
-    if isinstance(cooked, str | tuple) or not cooked.row_count:
+    built = attempt(builder.build, calls, NOW_US + rng.choice((0, 2**31, 2**40)))
+    if isinstance(built, str | tuple) or not built.row_count:
         return sizes, [attempt(str, call.error) for call in calls]
     serial = rng.choice((0, 1, 2**32, 2**62))
-    frame = cooked_frame(cooked, serial=serial, compression=rng.choice((PLAIN, ZSTD)))
+    frame = built_frame(built, serial=serial, compression=rng.choice((PLAIN, ZSTD)))
     data = frame_bytes(frame)
     view = view_of(data)
     pieces: list[Piece | FrameRows] = [
@@ -212,8 +212,8 @@ def frames(rng: Random) -> Any:
         for stream_id, first, count, _, _ in view.directory()
         if (found := learned.stream(stream_id)) is not None
     ]
-    live = committed_batch(0, 1, serial, cooked)
-    batch = StoredBatch(0, 1, serial, serial + cooked.row_count, cooked.row_count)
+    live = committed_batch(0, 1, serial, built)
+    batch = StoredBatch(0, 1, serial, serial + built.row_count, built.row_count)
     batch.serials = serials_of(pieces)
     batch.loader = partial(load_parts, pieces)
     for each in (live, batch):

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from siltstone.fs.memory import MemoryFileSystem
-from siltstone.store.log.write.cook import Cooked
+from siltstone.store.log.write.frame_builder import BuiltFrame
 from siltstone.store.segment.body import StreamRows, directory_of, encode_rows, encode_state
 from siltstone.store.segment.chain import state_header
 from siltstone.store.segment.frame import PLAIN, ROWS, FrameHeader, decode_header, encode_frame
@@ -75,15 +75,15 @@ def rows_frame(
     producers: bytes = b"",
 ) -> Frame:
     """Return a frame with these values by stream; the times rise by one for each row."""
-    cooked = Cooked(timestamp_us)
+    built = BuiltFrame(timestamp_us)
     for stream_id, values in sorted(streams.items()):
-        first_us = timestamp_us + cooked.row_count
+        first_us = timestamp_us + built.row_count
         times = range(first_us, first_us + len(values))
-        cooked.streams.append(stream_rows(stream_id, values, times))
-        cooked.row_count += len(values)
-    cooked.edges = edges
-    cooked.producers = producers
-    return cooked_frame(cooked, serial=serial, compression=compression)
+        built.streams.append(stream_rows(stream_id, values, times))
+        built.row_count += len(values)
+    built.edges = edges
+    built.producers = producers
+    return built_frame(built, serial=serial, compression=compression)
 
 
 def frame_bytes(frame: Frame, seed: int = SEED) -> bytes:
@@ -139,23 +139,23 @@ def rows_in(frame: FrameView) -> list[StoredRow]:
     return rows
 
 
-def cooked_frame(cooked: Cooked, *, serial: int = 0, compression: int = PLAIN) -> Frame:
-    """Return the frame that the committer writes for cooked rows."""
+def built_frame(built: BuiltFrame, *, serial: int = 0, compression: int = PLAIN) -> Frame:
+    """Return the frame that the committer writes for built rows."""
     plain, sections = encode_rows(
-        cooked.streams, cooked.publishers, cooked.flags, cooked.edges, cooked.producers
+        built.streams, built.publishers, built.flags, built.edges, built.producers
     )
     header = FrameHeader(
         kind=ROWS,
         compression=compression,
         section_count=sections,
         first_serial=serial,
-        row_count=cooked.row_count,
-        stream_count=len(cooked.streams),
-        first_timestamp_us=cooked.timestamp_us,
-        last_timestamp_us=cooked.timestamp_us + cooked.row_count - 1,
+        row_count=built.row_count,
+        stream_count=len(built.streams),
+        first_timestamp_us=built.timestamp_us,
+        last_timestamp_us=built.timestamp_us + built.row_count - 1,
         body_bytes=len(plain),
     )
-    return Frame(header, compress(plain, compression), directory_of(cooked.streams))
+    return Frame(header, compress(plain, compression), directory_of(built.streams))
 
 
 def segment_header(

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from siltstone.store.log.check.findings import Expected
-from siltstone.store.log.write.cook import Call, Cook
+from siltstone.store.log.write.frame_builder import Call, FrameBuilder
 from siltstone.store.segment.chain import SlabIdentity
 from siltstone.store.slab.manifest import SlabRecord, SlabState
 from siltstone.topic.structure import Structure, TopicPlace
-from tests.support.frames import NOW_US, SEED, Frame, cooked_frame
+from tests.support.frames import NOW_US, SEED, Frame, built_frame
 from tests.support.row_batches import row_batch
 
 RECORD: Final = SlabRecord(
@@ -41,9 +41,9 @@ def learned_frame(
     """Return a frame with a row for each topic and the edges that the topics add."""
     values = [b"%d" % number for number in range(len(topics))]
     call = Call(row_batch(list(topics), values, b""))
-    cooked = Cook(structure, 100).cook([call], timestamp_us or NOW_US + serial)
-    cooked.producers = producers
-    return cooked_frame(cooked, serial=serial)
+    built = FrameBuilder(structure, 100).build([call], timestamp_us or NOW_US + serial)
+    built.producers = producers
+    return built_frame(built, serial=serial)
 
 
 def topic_of(placement: TopicPlace) -> bytes:

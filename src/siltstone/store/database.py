@@ -55,7 +55,7 @@ from siltstone.store.log.read.scan import (
 )
 from siltstone.store.log.read.selection import Choice, SlabExtent, choose_frames, extent_of
 from siltstone.store.log.slab import Slab
-from siltstone.store.log.write.cook import ROW_OVERHEAD, Call
+from siltstone.store.log.write.frame_builder import ROW_OVERHEAD, Call
 from siltstone.store.log.write.partition import (
     Columns,
     batch_of,

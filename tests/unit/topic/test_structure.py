@@ -236,16 +236,16 @@ class TestEdges:
 
     def test_a_structure_thrown_away_leaves_no_edge_behind(self) -> None:
         published = Structure([NEVER])
-        cooking = Structure([NEVER])
-        cooking.learn(b"kept")
-        published.apply(cooking.take_pending())
-        cooking.learn(b"lost")
-        cooking.take_pending()
-        cooking = Structure([NEVER])
-        cooking.apply(published.export())
-        assert patterns(cooking) == [b"kept"]
-        cooking.learn(b"lost")
-        assert [stream.pattern for stream in published.apply(cooking.take_pending())] == [b"lost"]
+        building = Structure([NEVER])
+        building.learn(b"kept")
+        published.apply(building.take_pending())
+        building.learn(b"lost")
+        building.take_pending()
+        building = Structure([NEVER])
+        building.apply(published.export())
+        assert patterns(building) == [b"kept"]
+        building.learn(b"lost")
+        assert [stream.pattern for stream in published.apply(building.take_pending())] == [b"lost"]
 
     def test_apply_is_refused_while_own_edges_are_pending(self) -> None:
         structure = Structure([NEVER])

@@ -15,7 +15,7 @@ from siltstone.store.feed.runner import FeedRunner, FeedSource, Listen
 from siltstone.store.feed.settings import FeedSettings
 from siltstone.store.log.arguments import require_kind, require_number
 from siltstone.store.log.iterator import StreamIterator
-from siltstone.store.log.write.cook import Cooked
+from siltstone.store.log.write.frame_builder import BuiltFrame
 from siltstone.store.shard.shards import Shards
 from siltstone.store.slab.identity import DatabaseIdentity, told
 from siltstone.store.slab.manifest import SlabId
@@ -32,8 +32,8 @@ Wanted = str | Sequence[str] | StreamIterator
 def listen(shards: Shards, callback: Callable[[StoredBatch], None]) -> Callable[[], None]:
     """Call back with the rows of each flush, on its shard's thread; return a function to end it."""
 
-    def stored(slab: SlabId, first_serial: int, cooked: Cooked) -> None:
-        callback(committed_batch(slab.shard, slab.generation, first_serial, cooked))
+    def stored(slab: SlabId, first_serial: int, built: BuiltFrame) -> None:
+        callback(committed_batch(slab.shard, slab.generation, first_serial, built))
 
     return shards.on_stored(stored)
 

@@ -15,11 +15,11 @@ from typing import Final
 from siltstone.errors import CorruptionError, SlabDroppedError
 from siltstone.rows.batch import RowBatch
 from siltstone.store.log.slab import Slab
-from siltstone.store.log.write.cook import Block, Call
+from siltstone.store.log.write.frame_builder import Block, Call
 from siltstone.store.segment.frame import ROWS, VALUE_OFFSETS, VALUES
 from siltstone.store.segment.writer import Room
-from siltstone.store.shard.leader import WritableShard
 from siltstone.store.shard.shards import Shards
+from siltstone.store.shard.writable import WritableShard
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import check_topic
 

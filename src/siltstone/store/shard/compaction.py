@@ -38,8 +38,8 @@ from siltstone.store.segment.chain import SegmentHandle
 from siltstone.store.segment.index import DIGEST, encode_index
 from siltstone.store.segment.segment import open_segment, segment_path
 from siltstone.store.segment.sift import index_path, read_summary
-from siltstone.store.shard.leader import Leading, WritableShard
 from siltstone.store.shard.shard import Role
+from siltstone.store.shard.writable import Leading, WritableShard
 from siltstone.store.slab.manifest import COMPACTING, Manifest, SlabId, SlabRecord
 from siltstone.store.writer.producers import ProducerTable
 from siltstone.topic.structure import Structure

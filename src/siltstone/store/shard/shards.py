@@ -32,13 +32,13 @@ from siltstone.store.log.slab_names import check_open
 from siltstone.store.log.write.committer import OnStored
 from siltstone.store.log.write.shard import LogShard
 from siltstone.store.shard.compaction import Compaction, settle
-from siltstone.store.shard.leader import WARM_SHARDS, Leading, Listeners, WritableShard
 from siltstone.store.shard.manifest_change import ManifestChange
 from siltstone.store.shard.reader import ReaderShard
 from siltstone.store.shard.replicated.copying import copied_shards, install
 from siltstone.store.shard.replicated.port import NotLeaderError, Replication
 from siltstone.store.shard.shard import READING, Role, Roles
 from siltstone.store.shard.upkeep import Upkeep
+from siltstone.store.shard.writable import WARM_SHARDS, Leading, Listeners, WritableShard
 from siltstone.store.slab.added_logs import AddedLog
 from siltstone.store.slab.drops import DropLog
 from siltstone.store.slab.manifest import (

@@ -19,8 +19,8 @@ from siltstone.errors import UsageError
 from siltstone.fs.publish import remove_tree
 from siltstone.store.log.opening import slab_directory
 from siltstone.store.log.records import DropRecord
-from siltstone.store.shard.leader import Leading, WritableShard
 from siltstone.store.shard.manifest_change import ManifestChange
+from siltstone.store.shard.writable import Leading, WritableShard
 from siltstone.store.slab.drops import DropLog, DroppedSlab, Why
 from siltstone.store.slab.manifest import Manifest, SlabId, SlabState
 from siltstone.store.slab.marks import read_tiered, tiered_slabs

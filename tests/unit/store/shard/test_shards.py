@@ -38,9 +38,9 @@ from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.committer import COMPRESSION, Committer
 from siltstone.store.segment.chain import directory_bytes
 from siltstone.store.segment.frame import PLAIN
-from siltstone.store.shard.leader import Leading, WritableShard
 from siltstone.store.shard.shards import Shards
 from siltstone.store.shard.upkeep import Reclaimable
+from siltstone.store.shard.writable import Leading, WritableShard
 from siltstone.store.slab.drops import Why
 from siltstone.store.slab.manifest import (
     MANIFEST,

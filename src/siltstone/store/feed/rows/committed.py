@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from siltstone.rows.stored import StoredBatch
-from siltstone.store.log.write.cook import Cooked
+from siltstone.store.log.write.frame_builder import BuiltFrame
 
 
 class _Committed:
-    """The rows of a frame as the cook produced them, by stream."""
+    """The rows of a frame as the builder made them, by stream."""
 
-    def __init__(self, cooked: Cooked) -> None:
-        self.parts = cooked.streams
-        self.publishers = cooked.publishers
-        self.flags = cooked.flags
+    def __init__(self, built: BuiltFrame) -> None:
+        self.parts = built.streams
+        self.publishers = built.publishers
+        self.flags = built.flags
 
     def load(self, batch: StoredBatch) -> None:
         parts = self.parts
@@ -36,16 +36,18 @@ class _Committed:
         return [(part.stream_id, len(part.values)) for part in self.parts]
 
 
-def committed_batch(shard: int, generation: int, first_serial: int, cooked: Cooked) -> StoredBatch:
-    """Return the rows of a frame that was just committed; the lists of the cook are not copied."""
-    stop = first_serial + cooked.row_count
-    batch = StoredBatch(shard, generation, first_serial, stop, cooked.row_count)
-    committed = _Committed(cooked)
+def committed_batch(
+    shard: int, generation: int, first_serial: int, built: BuiltFrame
+) -> StoredBatch:
+    """Return the rows of a frame that was just committed; its lists are not copied."""
+    stop = first_serial + built.row_count
+    batch = StoredBatch(shard, generation, first_serial, stop, built.row_count)
+    committed = _Committed(built)
     batch.names = _joined([part.topics for part in committed.parts])
     batch.mixed = len(committed.parts) > 1
     batch.stream_loader = committed.streams
-    batch.size_bytes = cooked.size_bytes
-    batch.first_timestamp_us = cooked.timestamp_us
+    batch.size_bytes = built.size_bytes
+    batch.first_timestamp_us = built.timestamp_us
     batch.loader = committed.load
     return batch
 

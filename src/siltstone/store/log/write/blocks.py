@@ -6,7 +6,7 @@ from array import array
 
 from crc32c import crc32c
 
-from siltstone.store.log.write.cook import Block, Cooked
+from siltstone.store.log.write.frame_builder import Block, BuiltFrame
 from siltstone.store.segment.block import encode_apart, encode_inline, frame_bytes_max
 from siltstone.store.segment.body import StreamRows
 from siltstone.store.segment.frame import APART, PLAIN
@@ -51,15 +51,15 @@ def room_for_frame(topic: bytes, rows: int) -> int:
     return frame_bytes_max(topic_bytes=len(topic), edges_bytes=edges_bytes, rows=rows)
 
 
-def cooked_block(block: Block, stream_id: int, timestamp_us: int) -> Cooked:
-    """Return the rows of a block in the form that `Cook.cook` returns, for listeners."""
+def frame_of_block(block: Block, stream_id: int, timestamp_us: int) -> BuiltFrame:
+    """Return the rows of a block in the form that `FrameBuilder.build` returns, for listeners."""
     values = block.values if block.room is None else block.room.contents()
     offsets = array("i", block.offsets)
     rows = StreamRows(stream_id)
     rows.topics = [block.topic]
     for i in range(block.count):
         rows.add(timestamp_us + i, 0, bytes(values[offsets[i] : offsets[i + 1]]))
-    cooked = Cooked(timestamp_us)
-    cooked.row_count = block.count
-    cooked.streams = [rows]
-    return cooked
+    built = BuiltFrame(timestamp_us)
+    built.row_count = block.count
+    built.streams = [rows]
+    return built

@@ -1,4 +1,4 @@
-"""Make calls durable: cook them, write one frame, sync, publish. One committer for each shard.
+"""Make calls durable: build a frame, write it, sync, publish. One committer for each shard.
 Compiled.
 
 Invariants:
@@ -29,8 +29,8 @@ from siltstone.errors import (
 from siltstone.settings.declare import encoding_of, with_encoding
 from siltstone.store.log.records import RollRecord
 from siltstone.store.log.slab import Slab
-from siltstone.store.log.write.blocks import cooked_block, encode_block, room_for_frame
-from siltstone.store.log.write.cook import Block, Call, Cook, Cooked, claims_of
+from siltstone.store.log.write.blocks import encode_block, frame_of_block, room_for_frame
+from siltstone.store.log.write.frame_builder import Block, BuiltFrame, Call, FrameBuilder, claims_of
 from siltstone.store.log.write.repetitions import without_repetitions
 from siltstone.store.segment.body import directory_of, encode_rows, encode_state
 from siltstone.store.segment.chain import ChainWriter, state_header
@@ -47,7 +47,7 @@ from siltstone.store.writer.ticket import Outcome, RowPlaces
 from siltstone.topic.structure import Structure
 
 # Called for every frame that became visible, with its slab, its first serial and its rows.
-OnStored = Callable[[SlabId, int, Cooked], None]
+OnStored = Callable[[SlabId, int, BuiltFrame], None]
 
 COMPRESSION: Final = {"none": PLAIN, "zstd": ZSTD, "lz4": LZ4}
 # How many serials a reservation adds. Readers may see unsynced rows below the reserved serial.
@@ -76,7 +76,7 @@ class FrameRecord(Record):
         # What a replicated log needs of the calls, to recognise them when they are repeated.
         self.claims: list[ProducerCall] = []
         # Either rows or a block, which has one stream.
-        self.cooked: Cooked | None = None
+        self.built: BuiltFrame | None = None
         self.block: Block | None = None
         self.stream_id = 0
 
@@ -84,12 +84,12 @@ class FrameRecord(Record):
         """Return the frame as all sites store it."""
         return encode_frame(self.header, self.body, self.seed) + self.body
 
-    def rows(self) -> Cooked:
+    def rows(self) -> BuiltFrame:
         """Return the rows."""
-        if self.cooked is not None:
-            return self.cooked
+        if self.built is not None:
+            return self.built
         assert self.block is not None
-        return cooked_block(self.block, self.stream_id, self.header.first_timestamp_us)
+        return frame_of_block(self.block, self.stream_id, self.header.first_timestamp_us)
 
     def outcome(self) -> Outcome:
         """Return the outcome of the call whose block this is."""
@@ -125,7 +125,7 @@ class Committer:
         self._producers = producers
         self.next_serial = next_serial
         self.last_timestamp_us = last_timestamp_us
-        self._cook = self._new_cook()
+        self._builder = self._new_builder()
         self._was_full = False
         # The place of the frame for which a segment is begun: next serial and last time. It is
         # claimed with the start of the segment, before another thread can take a room there.
@@ -162,26 +162,26 @@ class Committer:
         timestamp_us = max(self.last_timestamp_us + 1, self._clock.now_us())
         fresh = without_repetitions(calls, self._producers)
         if self._was_full and self._writer.active is not None:
-            # Check the space before cooking: it is slow to forget the edges of refused rows.
+            # Check the space before building: it is slow to forget the edges of refused rows.
             needed = sum(len(value) for call in fresh for value in call.batch.values)
             self._writer.active.take_space(needed)
-        cooked = self._cook.cook(fresh, timestamp_us)
+        built = self._builder.build(fresh, timestamp_us)
         # A repeated call counts, too: it asks for a sync of rows that were stored before.
         sync = False
         for call in calls:
             if call.wants_sync and call.error is None:
                 sync = True
         frame_serial = self.next_serial
-        if cooked.row_count:
+        if built.row_count:
             try:
-                frame = self._prepare(cooked, sync=sync)
+                frame = self._prepare(built, sync=sync)
                 frame.claims = claims_of(fresh)
                 frame_serial = frame.header.first_serial
                 self.log.commit(frame, self, sync=sync)
             except (RetryError, OutcomeUnknownError) as exc:
                 # A replicated log stores a record of unknown outcome when it counts.
                 self._was_full = isinstance(exc, StorageFullError)
-                self._forget(learned=bool(cooked.edges))
+                self._forget(learned=bool(built.edges))
                 raise
             except DiskError as exc:
                 raise self.poison(exc) from exc
@@ -189,7 +189,7 @@ class Committer:
             self._was_full = False
         elif sync:
             self.sync()
-        return self._outcomes(calls, fresh, cooked, frame_serial)
+        return self._outcomes(calls, fresh, built, frame_serial)
 
     def commit_blocks(self, calls: list[Call]) -> list[Outcome | Exception]:
         """Store the block of each call as its own frame; return the outcome of each, in order.
@@ -271,31 +271,31 @@ class Committer:
         if active is not None and room in active:
             active.give_up_room(room)
 
-    def _prepare(self, cooked: Cooked, *, sync: bool) -> FrameRecord:
+    def _prepare(self, built: BuiltFrame, *, sync: bool) -> FrameRecord:
         """Encode rows as a frame, and claim its place in a segment."""
         plain, sections = encode_rows(
-            cooked.streams, cooked.publishers, cooked.flags, cooked.edges, cooked.producers
+            built.streams, built.publishers, built.flags, built.edges, built.producers
         )
-        cooked.size_bytes = len(plain)
+        built.size_bytes = len(plain)
         compression = COMPRESSION[self.settings.compression]
         body = compress(plain, compression)
-        last_us = cooked.timestamp_us + cooked.row_count - 1
-        self._take_place(len(body), cooked.row_count, last_us)
+        last_us = built.timestamp_us + built.row_count - 1
+        self._take_place(len(body), built.row_count, last_us)
         header = FrameHeader(
             kind=ROWS,
             compression=compression,
             section_count=sections,
             first_serial=self.next_serial,
-            row_count=cooked.row_count,
-            stream_count=len(cooked.streams),
-            first_timestamp_us=cooked.timestamp_us,
+            row_count=built.row_count,
+            stream_count=len(built.streams),
+            first_timestamp_us=built.timestamp_us,
             last_timestamp_us=last_us,
             body_bytes=len(plain),
         )
-        frame = FrameRecord(header, body, directory_of(cooked.streams), cooked.edges)
+        frame = FrameRecord(header, body, directory_of(built.streams), built.edges)
         frame.seed = self.seed
-        frame.producers = cooked.producers
-        frame.cooked = cooked
+        frame.producers = built.producers
+        frame.built = built
         frame.wants_sync = sync
         return frame
 
@@ -303,7 +303,7 @@ class Committer:
         """Encode a block as a frame, and claim its place in a segment."""
         timestamp_us = max(self.last_timestamp_us + 1, self._clock.now_us())
         last_us = timestamp_us + block.count - 1
-        stream_id, edges = self._cook.place(block.topic)
+        stream_id, edges = self._builder.place(block.topic)
         active = self._writer.active
         body, sections, compression = encode_block(block, active, stream_id, edges, timestamp_us)
         after = self.next_serial + block.count
@@ -337,7 +337,7 @@ class Committer:
         if active is not None:
             self._durably(partial(active.give_up_claim, self.next_serial))
         if learned:
-            self._cook = self._new_cook()
+            self._builder = self._new_builder()
 
     def _settle(self) -> None:
         """Sync the written blocks, then make them visible to readers."""
@@ -400,7 +400,7 @@ class Committer:
         """Prepare records from what is stored now: other records may have been stored since the
         last one was prepared here.
         """
-        self._cook = self._new_cook()
+        self._builder = self._new_builder()
 
     def has_stored(self, producer: bytes, sequence: int) -> bool:
         """Return whether a call of a producer was stored. From any thread."""
@@ -469,7 +469,7 @@ class Committer:
         is_resized = settings.topic_cache != self.settings.topic_cache
         self.settings = with_encoding(settings, encoding_of(self.settings))
         if is_resized:
-            self._cook = self._new_cook()
+            self._builder = self._new_builder()
 
     def is_scattered(self, frames_min: int, rows_max: int, before_us: int) -> bool:
         """Return whether the active segment has at least `frames_min` frames with fewer than
@@ -532,10 +532,10 @@ class Committer:
         published.apply(self.slab.export())
         return published.inherit(list(thresholds))
 
-    def _new_cook(self) -> Cook:
+    def _new_builder(self) -> FrameBuilder:
         structure = Structure(list(self.settings.thresholds))
         structure.apply(self.slab.export())
-        return Cook(structure, self.settings.topic_cache)
+        return FrameBuilder(structure, self.settings.topic_cache)
 
     def _take_place(self, body_bytes: int, rows: int, last_us: int) -> None:
         """Claim the place of a frame in the active segment, or in a new one if it does not fit."""
@@ -627,14 +627,14 @@ class Committer:
         )
 
     def _outcomes(
-        self, calls: list[Call], fresh: list[Call], cooked: Cooked, frame_serial: int
+        self, calls: list[Call], fresh: list[Call], built: BuiltFrame, frame_serial: int
     ) -> list[Outcome | Exception]:
         outcomes: list[Outcome | Exception] = []
         has_repeated = len(fresh) != len(calls)
         stored = {id(call) for call in fresh} if has_repeated else set()
-        timestamp_us = cooked.timestamp_us
+        timestamp_us = built.timestamp_us
         places: RowPlaces | None = None
-        if len(cooked.streams) > 1:
+        if len(built.streams) > 1:
             # The frame is opened now, because the segment may be closed when a caller asks for
             # serials. It is read only then.
             segment = self._active().segment
@@ -650,7 +650,7 @@ class Committer:
                     count=0 if duplicate else len(call.batch.topics),
                     timestamp_us=timestamp_us,
                     frame_serial=frame_serial,
-                    frame_timestamp_us=cooked.timestamp_us,
+                    frame_timestamp_us=built.timestamp_us,
                     frame_places=places,
                 )
             )

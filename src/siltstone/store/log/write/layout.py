@@ -16,7 +16,7 @@ from typing import Final
 from siltstone.clock import Clock
 from siltstone.errors import RetryError, SiltstoneError
 from siltstone.store.log.write.committer import Committer
-from siltstone.store.log.write.cook import Call
+from siltstone.store.log.write.frame_builder import Call
 from siltstone.store.slab.settings import DatabaseSettings
 from siltstone.store.writer.refused_sequences import RefusedSequences
 from siltstone.store.writer.ticket import Outcome

@@ -14,7 +14,7 @@ from zlib import crc32
 from siltstone.errors import UsageError
 from siltstone.rows.batch import RETAIN, RowBatch
 from siltstone.store.log.read.pieces import Row
-from siltstone.store.log.write.cook import ROW_OVERHEAD, Call, measure_column
+from siltstone.store.log.write.frame_builder import ROW_OVERHEAD, Call, measure_column
 from siltstone.store.slab.settings import VALUE_BYTES_MAX, DatabaseSettings
 from siltstone.topic.grammar import TOPIC_SIZE_MAX, TopicFilter
 

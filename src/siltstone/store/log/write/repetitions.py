@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from siltstone.store.log.write.cook import Call, has_sound_topics
+from siltstone.store.log.write.frame_builder import Call, has_sound_topics
 from siltstone.store.writer.producers import ProducerTable
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from siltstone.store.log.write.committer import Committer
-from siltstone.store.log.write.cook import Call
+from siltstone.store.log.write.frame_builder import Call
 from siltstone.store.log.write.layout import LogLayout, TurnOver
 from siltstone.store.segment.writer import Room
 from siltstone.store.slab.settings import DatabaseSettings

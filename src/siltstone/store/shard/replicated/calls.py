@@ -27,7 +27,7 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.rows.batch import RowBatch
-from siltstone.store.log.write.cook import ROW_OVERHEAD, Call
+from siltstone.store.log.write.frame_builder import ROW_OVERHEAD, Call
 from siltstone.store.shard.replicated.port import (
     ClosedProducerError,
     NotLeaderError,

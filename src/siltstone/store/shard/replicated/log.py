@@ -35,7 +35,7 @@ from siltstone.errors import (
 from siltstone.fs.api import FileSystem
 from siltstone.logs import log
 from siltstone.store.log.write.committer import FrameRecord
-from siltstone.store.log.write.cook import Call, has_sound_topics
+from siltstone.store.log.write.frame_builder import Call, has_sound_topics
 from siltstone.store.shard.replicated.copying import CopyStaging, Offer
 from siltstone.store.shard.replicated.damage import read_damaged, write_damaged
 from siltstone.store.shard.replicated.mark_file import Marked, Marks
@@ -548,7 +548,7 @@ class ReplicatedLog:
                 found.append(None)
                 continue
             if not has_sound_topics(call):
-                # The cook refuses it, so no other call may name it as the one before.
+                # The frame builder refuses it, so no other call may name it as the one before.
                 found.append(None)
                 continue
             stored = producers.last(claim.producer)

@@ -26,7 +26,7 @@ from siltstone.store.log.records import (
     record_of,
 )
 from siltstone.store.log.write.committer import FrameRecord
-from siltstone.store.log.write.cook import Cooked
+from siltstone.store.log.write.frame_builder import BuiltFrame
 from siltstone.store.segment.body import StreamRows
 from siltstone.store.segment.frame import (
     EDGES,
@@ -109,21 +109,21 @@ class CountedFrame(FrameRecord):
         self.seed = seed
         self._frame = frame
 
-    def rows(self) -> Cooked:
+    def rows(self) -> BuiltFrame:
         """Return the rows."""
-        return _cooked(self._frame)
+        return _built(self._frame)
 
 
-def _cooked(frame: FrameView) -> Cooked:
-    """Return the rows of a frame as the cook made them."""
+def _built(frame: FrameView) -> BuiltFrame:
+    """Return the rows of a frame as its builder made them."""
     header = frame.header
-    cooked = Cooked(header.first_timestamp_us)
-    cooked.row_count = header.row_count
-    cooked.size_bytes = header.body_bytes
-    cooked.flags = -1
+    built = BuiltFrame(header.first_timestamp_us)
+    built.row_count = header.row_count
+    built.size_bytes = header.body_bytes
+    built.flags = -1
     name = frame.publisher()
     names = frame.publisher_words().to_pylist() if name is None else [name] if name else []
-    cooked.publishers = [each.encode() for each in names]
+    built.publishers = [each.encode() for each in names]
     for stream_id, first, count, _, _ in frame.directory():
         numbers = range(first, first + count)
         part = StreamRows(stream_id)
@@ -137,7 +137,7 @@ def _cooked(frame: FrameView) -> Cooked:
         part.flags = list(frame.flags_at(numbers))
         if frame.has_properties():
             part.properties = [bytes(item) for item in frame.properties_at(numbers)]
-        if len(cooked.publishers) > 1:
+        if len(built.publishers) > 1:
             part.publishers = frame.publisher_numbers(first, first + count).to_pylist()
-        cooked.streams.append(part)
-    return cooked
+        built.streams.append(part)
+    return built

@@ -29,7 +29,7 @@ from siltstone.errors import (
     RetryError,
     SiltstoneError,
 )
-from siltstone.store.log.write.cook import Call
+from siltstone.store.log.write.frame_builder import Call
 from siltstone.store.shard.replicated.calls import (
     decode_answer,
     decode_call,

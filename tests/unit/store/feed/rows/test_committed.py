@@ -98,7 +98,7 @@ def test_a_listener_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) ->
     assert (len(heard), [record.levelname for record in caplog.records]) == (1, ["ERROR"])
 
 
-def test_a_topic_that_the_cook_lists_twice_keeps_its_rows() -> None:
+def test_a_topic_that_a_frame_lists_twice_keeps_its_rows() -> None:
     # So few topics are remembered that one of them is listed again within a flush.
     rows = [Row(f"t/{number % 4}", b"%d" % number) for number in range(12)]
     batch = commit(rows, topic_cache=2)

@@ -9,7 +9,7 @@ from siltstone.store.log.read.cursor import ShardPlan, read_in_time_order
 from siltstone.store.log.read.pieces import COLUMNS, SCHEMA
 from siltstone.store.log.read.scan import Span
 from siltstone.store.log.write.committer import Committer
-from siltstone.store.log.write.cook import Call
+from siltstone.store.log.write.frame_builder import Call
 from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import NOW_US, World, begun, call_on
 from tests.support.row_batches import row_batch

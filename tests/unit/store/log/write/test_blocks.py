@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from siltstone.store.log.write.blocks import cooked_block, encode_block, room_for_frame
-from siltstone.store.log.write.cook import Block
+from siltstone.store.log.write.blocks import encode_block, frame_of_block, room_for_frame
+from siltstone.store.log.write.frame_builder import Block
 from siltstone.store.segment.frame import APART, PLAIN
 from siltstone.store.segment.writer import Room
 from tests.support.builders import World, begun
@@ -31,7 +31,7 @@ def test_a_block_of_a_room_refers_to_it_where_it_is_in_the_segment_that_is_writt
 def test_the_room_for_a_frame_is_enough_for_one_with_edges_and_many_rows() -> None:
     committer = begun(World())
     topic = b"x/" * 50 + b"y"
-    _, edges = committer._cook.place(topic)  # noqa: SLF001
+    _, edges = committer._builder.place(topic)  # noqa: SLF001
     for rows in (1, 20, 3000):
         values = [b"v"] * rows
         made = Block(topic, offsets_of(values), b"".join(values), None)
@@ -45,8 +45,8 @@ def test_the_room_for_a_frame_is_enough_for_one_with_edges_and_many_rows() -> No
 
 
 def test_who_listens_gets_a_block_as_rows() -> None:
-    cooked = cooked_block(block(b"1", b"22"), 9, 1000)
-    (rows,) = cooked.streams
-    assert (cooked.row_count, cooked.timestamp_us, rows.stream_id) == (2, 1000, 9)
+    built = frame_of_block(block(b"1", b"22"), 9, 1000)
+    (rows,) = built.streams
+    assert (built.row_count, built.timestamp_us, rows.stream_id) == (2, 1000, 9)
     assert (rows.topics, rows.row_topics()) == ([b"a/b"], [b"a/b", b"a/b"])
     assert (rows.values, rows.timestamps()) == ([b"1", b"22"], [1000, 1001])

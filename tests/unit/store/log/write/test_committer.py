@@ -16,7 +16,7 @@ from siltstone.store.log.read.pieces import Batch, Row
 from siltstone.store.log.read.scan import Span, read_slab
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.committer import Committer
-from siltstone.store.log.write.cook import Block, Call
+from siltstone.store.log.write.frame_builder import Block, Call
 from siltstone.store.segment.writer import Room
 from siltstone.store.writer.commit_log import Record, Replica
 from siltstone.store.writer.producers import ProducerTable, producer_key

@@ -6,7 +6,7 @@ import pytest
 
 from siltstone.errors import UsageError
 from siltstone.store.log.read.pieces import Row
-from siltstone.store.log.write.cook import Call
+from siltstone.store.log.write.frame_builder import Call
 from siltstone.store.log.write.partition import (
     Columns,
     batch_of,

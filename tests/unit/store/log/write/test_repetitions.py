@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siltstone.store.log.write import repetitions
-from siltstone.store.log.write.cook import Call, has_sound_topics
+from siltstone.store.log.write.frame_builder import Call, has_sound_topics
 from siltstone.store.log.write.repetitions import without_repetitions
 from siltstone.store.writer.producers import ProducerTable, producer_key
 from tests.support.builders import call_on

@@ -23,7 +23,7 @@ from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.log.read.pieces import Batch
 from siltstone.store.log.read.scan import Span, read_slab
 from siltstone.store.log.write.committer import Committer
-from siltstone.store.log.write.cook import Call
+from siltstone.store.log.write.frame_builder import Call
 from siltstone.store.log.write.layout import LogLayout
 from siltstone.store.log.write.shard import LogShard
 from siltstone.store.writer.queue import flush_delay

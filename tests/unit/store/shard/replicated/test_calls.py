@@ -13,7 +13,7 @@ from siltstone.errors import (
     UsageError,
 )
 from siltstone.rows.batch import RowBatch
-from siltstone.store.log.write.cook import Call
+from siltstone.store.log.write.frame_builder import Call
 from siltstone.store.shard.replicated.calls import (
     decode_answer,
     decode_call,

@@ -13,7 +13,7 @@ from siltstone.errors import (
     PoisonedError,
     RetryError,
 )
-from siltstone.store.log.write.cook import Call
+from siltstone.store.log.write.frame_builder import Call
 from siltstone.store.shard.replicated.calls import decode_call, encode_answer
 from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.shard.replicated.port import (

@@ -3,8 +3,8 @@
 Invariants: all rows of a call are in the frame, or none; a bad topic fails only its own call and
 does not change the structure; rows keep their order of arrival within a stream.
 
-A cook has a structure of its own, apart from the published one that readers know. After a failed
-flush the cook is discarded, and a new one is made from the published structure.
+A builder has a structure of its own, apart from the published one that readers know. After a failed
+flush the builder is discarded, and a new one is made from the published structure.
 
 Topics of the current frame are in a dictionary. For another topic, the stream is looked up in a
 cache of common topics, then by walking the structure. If topics rarely repeat, the cache costs more
@@ -90,7 +90,7 @@ def claims_of(calls: list[Call]) -> list[ProducerCall]:
 
 
 def has_sound_topics(call: Call) -> bool:
-    """Return whether all topics of a call are valid, so that a cook accepts it."""
+    """Return whether all topics of a call are valid, so that a builder accepts it."""
     if call.batch.checked:
         return True
     try:
@@ -127,7 +127,7 @@ def _refuse_item(column: Sequence[object], name: str, size_max: int) -> None:
             )
 
 
-class Cooked:
+class BuiltFrame:
     """The rows of a frame by stream, with their publishers, flags, edges and producers."""
 
     def __init__(self, timestamp_us: int) -> None:
@@ -146,7 +146,7 @@ def _stream_id(rows: StreamRows) -> int:
     return rows.stream_id
 
 
-class Cook:
+class FrameBuilder:
     """Builds frames; keeps a structure and a cache of topics between flushes.
 
     It belongs to the committer of the shard. A place is a number. Its upper half is the index of a
@@ -172,13 +172,13 @@ class Cook:
         self._at: list[int] = []
         self._places: dict[bytes, int] = {}
 
-    def cook(self, calls: list[Call], timestamp_us: int) -> Cooked:
+    def build(self, calls: list[Call], timestamp_us: int) -> BuiltFrame:
         """Group the rows of all valid calls; the first row gets this time, each next one 1 µs more.
 
         A call with a bad topic gets its error set and is left out.
         """
         self._forget_frame()
-        cooked = Cooked(timestamp_us)
+        built = BuiltFrame(timestamp_us)
         accepted: list[Call] = []
         placed: list[list[int]] = []
         wants_places = _differ(calls)
@@ -196,8 +196,8 @@ class Cook:
             placed.append(places)
             timestamp += len(call.batch.topics)
         names = _publisher_names(accepted)
-        cooked.publishers = list(names)
-        cooked.flags = _shared_flags(accepted)
+        built.publishers = list(names)
+        built.flags = _shared_flags(accepted)
         with_properties = False
         for call in accepted:
             if call.batch.properties:
@@ -207,18 +207,18 @@ class Cook:
             call = accepted[k]
             if len(names) > 1:
                 _place_publishers(streams, call, placed[k], names)
-            if cooked.flags < 0:
+            if built.flags < 0:
                 _place_flags(streams, call, placed[k])
             if with_properties:
                 _place_properties(streams, call, placed[k])
-        cooked.streams = sorted(streams, key=_stream_id)
-        cooked.row_count = timestamp - timestamp_us
-        cooked.edges = self.structure.take_pending() if self.structure.has_pending() else b""
-        cooked.producers = _producers(accepted)
+        built.streams = sorted(streams, key=_stream_id)
+        built.row_count = timestamp - timestamp_us
+        built.edges = self.structure.take_pending() if self.structure.has_pending() else b""
+        built.producers = _producers(accepted)
         self._weigh_common()
         # Release the memory: a frame is large, and the next one may come much later.
         self._forget_frame()
-        return cooked
+        return built
 
     def place(self, topic: bytes) -> tuple[int, bytes]:
         """Return the stream id of a valid topic, and the edges that were learned for it."""

@@ -5,12 +5,12 @@ import struct
 import pytest
 
 from siltstone.errors import InvalidTopicError, UsageError
-from siltstone.store.log.write.cook import Call, Cook, Cooked, measure_column
+from siltstone.store.log.write.frame_builder import BuiltFrame, Call, FrameBuilder, measure_column
 from siltstone.topic.structure import Structure
 from tests.support.frames import (
     NOW_US,
     StoredRow,
-    cooked_frame,
+    built_frame,
     frame_bytes,
     rows_in,
     view_of,
@@ -18,8 +18,8 @@ from tests.support.frames import (
 from tests.support.row_batches import row_batch
 
 
-def new_cook(*thresholds: int, topics_max: int = 1000) -> Cook:
-    return Cook(Structure(list(thresholds or (100, 10))), topics_max)
+def new_builder(*thresholds: int, topics_max: int = 1000) -> FrameBuilder:
+    return FrameBuilder(Structure(list(thresholds or (100, 10))), topics_max)
 
 
 def call_of(*topics: str, publisher: str = "", flags: int = 0) -> Call:
@@ -30,84 +30,84 @@ def call_of(*topics: str, publisher: str = "", flags: int = 0) -> Call:
     return Call(batch)
 
 
-def stored(cooked: Cooked) -> list[StoredRow]:
+def stored(built: BuiltFrame) -> list[StoredRow]:
     """Return the rows as a reader finds them, in order of arrival."""
-    rows = rows_in(view_of(frame_bytes(cooked_frame(cooked))))
+    rows = rows_in(view_of(frame_bytes(built_frame(built))))
     return sorted(rows, key=lambda row: row.timestamp_us)
 
 
-def topics(cooked: Cooked) -> list[str]:
-    return [row.topic for row in stored(cooked)]
+def topics(built: BuiltFrame) -> list[str]:
+    return [row.topic for row in stored(built)]
 
 
-def patterns(cook: Cook) -> list[bytes]:
-    return [stream.pattern for stream in cook.structure.streams()]
+def patterns(builder: FrameBuilder) -> list[bytes]:
+    return [stream.pattern for stream in builder.structure.streams()]
 
 
-def stream_id(cook: Cook, topic: bytes) -> int:
-    placement = cook.structure.lookup(topic)
+def stream_id(builder: FrameBuilder, topic: bytes) -> int:
+    placement = builder.structure.lookup(topic)
     assert placement is not None
     return placement.stream.id
 
 
 class TestRows:
     def test_each_row_gets_the_next_microsecond_in_order_of_arrival(self) -> None:
-        cooked = new_cook().cook([call_of("b", "a"), call_of("b")], NOW_US)
-        assert [(row.timestamp_us, row.topic) for row in stored(cooked)] == [
+        built = new_builder().build([call_of("b", "a"), call_of("b")], NOW_US)
+        assert [(row.timestamp_us, row.topic) for row in stored(built)] == [
             (NOW_US, "b"),
             (NOW_US + 1, "a"),
             (NOW_US + 2, "b"),
         ]
-        assert (cooked.timestamp_us, cooked.row_count) == (NOW_US, 3)
+        assert (built.timestamp_us, built.row_count) == (NOW_US, 3)
 
     def test_rows_of_a_stream_stand_together_streams_in_order_of_their_ids(self) -> None:
-        cook = new_cook()
-        cooked = cook.cook([call_of("a", "b", "a", "c", "b")], NOW_US)
-        ids = sorted(stream_id(cook, topic) for topic in (b"a", b"b", b"c"))
-        assert [rows.stream_id for rows in cooked.streams] == ids
-        in_frame = rows_in(view_of(frame_bytes(cooked_frame(cooked))))
+        builder = new_builder()
+        built = builder.build([call_of("a", "b", "a", "c", "b")], NOW_US)
+        ids = sorted(stream_id(builder, topic) for topic in (b"a", b"b", b"c"))
+        assert [rows.stream_id for rows in built.streams] == ids
+        in_frame = rows_in(view_of(frame_bytes(built_frame(built))))
         grouped = sorted(in_frame, key=lambda row: (row.stream_id, row.timestamp_us))
         assert in_frame == grouped
 
     def test_every_row_keeps_its_value(self) -> None:
-        cooked = new_cook().cook([call_of("a", "b"), call_of("a")], NOW_US)
-        assert [row.value for row in stored(cooked)] == [b"A", b"B", b"A"]
+        built = new_builder().build([call_of("a", "b"), call_of("a")], NOW_US)
+        assert [row.value for row in stored(built)] == [b"A", b"B", b"A"]
 
     def test_topics_of_one_structure_share_a_stream(self) -> None:
-        cook = new_cook(100, 1)
-        cooked = cook.cook([call_of("m/a", "m/b", "m/c", "m/b")], NOW_US)
-        assert patterns(cook) == [b"m/a", b"m/+"]
-        assert {row.topic: row.stream_id for row in stored(cooked)} == {
-            "m/a": stream_id(cook, b"m/a"),
-            "m/b": stream_id(cook, b"m/b"),
-            "m/c": stream_id(cook, b"m/b"),
+        builder = new_builder(100, 1)
+        built = builder.build([call_of("m/a", "m/b", "m/c", "m/b")], NOW_US)
+        assert patterns(builder) == [b"m/a", b"m/+"]
+        assert {row.topic: row.stream_id for row in stored(built)} == {
+            "m/a": stream_id(builder, b"m/a"),
+            "m/b": stream_id(builder, b"m/b"),
+            "m/c": stream_id(builder, b"m/b"),
         }
 
     def test_topics_of_any_unicode_are_kept(self) -> None:
         names = ["größe/ß", "日本/温度", "a//", "/", "$SYS/x", "😀"]
-        assert topics(new_cook(0).cook([call_of(*names)], NOW_US)) == names
+        assert topics(new_builder(0).build([call_of(*names)], NOW_US)) == names
 
     def test_a_frame_has_only_its_own_rows(self) -> None:
-        cook = new_cook()
-        cook.cook([call_of("a", "b")], NOW_US)
-        second = cook.cook([call_of("b", "c")], NOW_US + 2)
+        builder = new_builder()
+        builder.build([call_of("a", "b")], NOW_US)
+        second = builder.build([call_of("b", "c")], NOW_US + 2)
         assert [(row.timestamp_us, row.topic) for row in stored(second)] == [
             (NOW_US + 2, "b"),
             (NOW_US + 3, "c"),
         ]
 
     def test_every_frame_names_each_of_its_topics_once(self) -> None:
-        cook = new_cook(100, 1)
+        builder = new_builder(100, 1)
         named = []
         for _ in range(2):
-            cooked = cook.cook([call_of("m/a", "m/b", "m/a"), call_of("m/b", "m/c")], NOW_US)
-            frame = view_of(frame_bytes(cooked_frame(cooked)))
+            built = builder.build([call_of("m/a", "m/b", "m/a"), call_of("m/b", "m/c")], NOW_US)
+            frame = view_of(frame_bytes(built_frame(built)))
             named.append(sorted(frame.all_topics().to_pylist()))
         assert named == [["m/a", "m/b", "m/c"]] * 2
 
     def test_no_calls_make_no_rows(self) -> None:
-        cooked = new_cook().cook([], NOW_US)
-        assert (cooked.row_count, cooked.streams, cooked.edges, cooked.producers) == (
+        built = new_builder().build([], NOW_US)
+        assert (built.row_count, built.streams, built.edges, built.producers) == (
             0,
             [],
             b"",
@@ -115,38 +115,38 @@ class TestRows:
         )
 
     @pytest.mark.parametrize("topics_max", [1, 2, 3, 4, 10])
-    def test_a_cook_that_forgets_topics_places_them_as_before(self, topics_max: int) -> None:
-        cook = new_cook(100, 2, topics_max=topics_max)
+    def test_a_builder_that_forgets_topics_places_them_as_before(self, topics_max: int) -> None:
+        builder = new_builder(100, 2, topics_max=topics_max)
         names = [f"m/{number % 7}/x" for number in range(60)]
         placed: dict[str, set[int]] = {}
         for start in range(0, 60, 6):
-            cooked = cook.cook([call_of(*names[start : start + 6], names[start])], NOW_US)
-            rows = stored(cooked)
+            built = builder.build([call_of(*names[start : start + 6], names[start])], NOW_US)
+            rows = stored(built)
             assert [row.topic for row in rows] == [*names[start : start + 6], names[start]]
             for row in rows:
                 placed.setdefault(row.topic, set()).add(row.stream_id)
         assert placed == {
-            f"m/{number}/x": {stream_id(cook, b"m/%d/x" % number)} for number in range(7)
+            f"m/{number}/x": {stream_id(builder, b"m/%d/x" % number)} for number in range(7)
         }
 
     @pytest.mark.parametrize("topics_max", [2, 50, 400, 10_000])
     def test_topics_that_hardly_return_are_placed_like_those_that_do(self, topics_max: int) -> None:
-        cook = new_cook(100, 2, topics_max=topics_max)
+        builder = new_builder(100, 2, topics_max=topics_max)
         for frame in range(60):
             step = 1 if frame < 40 else 0
             names = [f"m/{(frame * step * 300 + k * 7) % 5000}/x" for k in range(300)]
-            cooked = cook.cook([call_of(*names[:150]), call_of(*names[100:])], NOW_US)
-            assert [row.topic for row in stored(cooked)] == names[:150] + names[100:]
-            assert {(row.topic, row.stream_id) for row in stored(cooked)} == {
-                (name, stream_id(cook, name.encode())) for name in names
+            built = builder.build([call_of(*names[:150]), call_of(*names[100:])], NOW_US)
+            assert [row.topic for row in stored(built)] == names[:150] + names[100:]
+            assert {(row.topic, row.stream_id) for row in stored(built)} == {
+                (name, stream_id(builder, name.encode())) for name in names
             }
 
 
 class TestBadTopics:
     def test_a_bad_topic_fails_its_own_call_and_not_its_neighbours(self) -> None:
         calls = [call_of("a"), call_of("b", "c/+", "d"), call_of("e")]
-        cooked = new_cook().cook(calls, NOW_US)
-        assert [(row.timestamp_us, row.topic) for row in stored(cooked)] == [
+        built = new_builder().build(calls, NOW_US)
+        assert [(row.timestamp_us, row.topic) for row in stored(built)] == [
             (NOW_US, "a"),
             (NOW_US + 1, "e"),
         ]
@@ -154,7 +154,7 @@ class TestBadTopics:
 
     def test_the_error_names_the_row(self) -> None:
         call = call_of("a", "b", "c/+")
-        new_cook().cook([call], NOW_US)
+        new_builder().build([call], NOW_US)
         assert str(call.error) == ("topic must not have the wildcards + and #: topic='c/+': row=2")
 
     @pytest.mark.parametrize(
@@ -162,43 +162,43 @@ class TestBadTopics:
     )
     def test_what_is_no_topic_is_refused(self, topic: bytes) -> None:
         call = Call(row_batch([topic], [b""], b""))
-        cooked = new_cook().cook([call], NOW_US)
-        assert (cooked.row_count, type(call.error)) == (0, InvalidTopicError)
+        built = new_builder().build([call], NOW_US)
+        assert (built.row_count, type(call.error)) == (0, InvalidTopicError)
 
     def test_the_topics_of_a_checked_batch_are_not_checked_again(self) -> None:
         call = Call(row_batch([b"a\x01\xff"], [b""], b""))
         call.batch.checked = True
-        assert (new_cook().cook([call], NOW_US).row_count, call.error) == (1, None)
+        assert (new_builder().build([call], NOW_US).row_count, call.error) == (1, None)
 
     def test_a_topic_of_the_greatest_length_is_sound(self) -> None:
-        assert topics(new_cook().cook([call_of("x" * 65_535)], NOW_US)) == ["x" * 65_535]
+        assert topics(new_builder().build([call_of("x" * 65_535)], NOW_US)) == ["x" * 65_535]
 
     def test_a_refused_call_teaches_nothing(self) -> None:
-        cook = new_cook()
-        cooked = cook.cook([call_of("a", "b/c", "bad/+")], NOW_US)
-        assert (patterns(cook), cooked.edges) == ([], b"")
+        builder = new_builder()
+        built = builder.build([call_of("a", "b/c", "bad/+")], NOW_US)
+        assert (patterns(builder), built.edges) == ([], b"")
 
     def test_a_refused_call_leaves_no_topic_in_the_frame(self) -> None:
-        cook = new_cook()
-        cook.cook([call_of("a", "known")], NOW_US)
-        cooked = cook.cook([call_of("known", "new", "bad/+"), call_of("a")], NOW_US + 2)
-        assert [rows.topics for rows in cooked.streams] == [[b"a"]]
+        builder = new_builder()
+        builder.build([call_of("a", "known")], NOW_US)
+        built = builder.build([call_of("known", "new", "bad/+"), call_of("a")], NOW_US + 2)
+        assert [rows.topics for rows in built.streams] == [[b"a"]]
 
     def test_a_refused_call_leaves_neither_publisher_nor_producer(self) -> None:
         call = call_of("bad/+", publisher="eve", flags=2)
         call.producer, call.sequence = b"p" * 16, 1
-        cooked = new_cook().cook([call, call_of("a")], NOW_US)
-        assert [(row.publisher, row.flags) for row in stored(cooked)] == [("", 0)]
-        assert cooked.producers == b""
+        built = new_builder().build([call, call_of("a")], NOW_US)
+        assert [(row.publisher, row.flags) for row in stored(built)] == [("", 0)]
+        assert built.producers == b""
 
 
 class TestEdges:
     def test_new_edges_come_with_the_frame_that_first_uses_them(self) -> None:
-        cook = new_cook()
+        builder = new_builder()
         edges = []
         for topic in ("a", "a", "b/c"):
-            cooked = cook.cook([call_of(topic)], NOW_US)
-            edges.append(cooked.edges)
+            built = builder.build([call_of(topic)], NOW_US)
+            edges.append(built.edges)
         reader = Structure([100, 10])
         assert edges[1] == b""
         assert [[stream.pattern for stream in reader.apply(edges[n])] for n in (0, 2)] == [
@@ -210,55 +210,55 @@ class TestEdges:
         structure = Structure([100, 10])
         structure.learn(b"a")
         structure.take_pending()
-        assert Cook(structure, 10).cook([call_of("a")], NOW_US).edges == b""
+        assert FrameBuilder(structure, 10).build([call_of("a")], NOW_US).edges == b""
 
 
 class TestPublishers:
     def test_unknown_publishers_are_empty(self) -> None:
-        cooked = new_cook().cook([call_of("a"), call_of("b")], NOW_US)
-        assert [row.publisher for row in stored(cooked)] == ["", ""]
-        assert cooked.publishers == []
+        built = new_builder().build([call_of("a"), call_of("b")], NOW_US)
+        assert [row.publisher for row in stored(built)] == ["", ""]
+        assert built.publishers == []
 
     def test_one_publisher_holds_for_all_rows(self) -> None:
         calls = [call_of("a", publisher="ann"), call_of("b", publisher="ann")]
-        cooked = new_cook().cook(calls, NOW_US)
-        assert [row.publisher for row in stored(cooked)] == ["ann", "ann"]
-        assert cooked.publishers == [b"ann"]
+        built = new_builder().build(calls, NOW_US)
+        assert [row.publisher for row in stored(built)] == ["ann", "ann"]
+        assert built.publishers == [b"ann"]
 
     def test_publishers_of_calls_and_of_rows_mix(self) -> None:
         by_row = call_of("b", "a", "b")
         by_row.batch.publishers = [b"bo", b"", b"ann"]
         calls = [call_of("a", publisher="ann"), by_row, call_of("c", publisher="cy"), call_of("a")]
-        cooked = new_cook().cook(calls, NOW_US)
+        built = new_builder().build(calls, NOW_US)
         names = ["ann", "bo", "", "ann", "cy", ""]
-        assert [row.publisher for row in stored(cooked)] == names
-        assert sorted(cooked.publishers) == [b"", b"ann", b"bo", b"cy"]
+        assert [row.publisher for row in stored(built)] == names
+        assert sorted(built.publishers) == [b"", b"ann", b"bo", b"cy"]
 
     @pytest.mark.parametrize("count", [127, 128, 129, 300])
     def test_any_number_of_publishers_comes_back(self, count: int) -> None:
         names = [f"device-{number}" for number in range(count)]
         calls = [call_of("a", publisher=name) for name in names]
-        cooked = new_cook().cook(calls, NOW_US)
-        assert [row.publisher for row in stored(cooked)] == names
+        built = new_builder().build(calls, NOW_US)
+        assert [row.publisher for row in stored(built)] == names
 
 
 class TestFlags:
     def test_flags_that_all_calls_share_are_one_number(self) -> None:
-        cooked = new_cook().cook([call_of("a", flags=5), call_of("b", flags=5)], NOW_US)
-        assert [row.flags for row in stored(cooked)] == [5, 5]
-        assert cooked.flags == 5
+        built = new_builder().build([call_of("a", flags=5), call_of("b", flags=5)], NOW_US)
+        assert [row.flags for row in stored(built)] == [5, 5]
+        assert built.flags == 5
 
     def test_flags_of_calls_and_of_rows_mix(self) -> None:
         by_row = call_of("b", "a")
         by_row.batch.flags = [255, 0]
         by_row.batch.shared_flags = -1
         calls = [call_of("a", "b", flags=1), by_row, call_of("c", flags=6)]
-        cooked = new_cook().cook(calls, NOW_US)
-        assert [row.flags for row in stored(cooked)] == [1, 1, 255, 0, 6]
+        built = new_builder().build(calls, NOW_US)
+        assert [row.flags for row in stored(built)] == [1, 1, 255, 0, 6]
 
     def test_flags_that_differ_from_call_to_call_are_kept_by_row(self) -> None:
         calls = [call_of("a"), call_of("b", flags=1), call_of("a", flags=2)]
-        assert [row.flags for row in stored(new_cook().cook(calls, NOW_US))] == [0, 1, 2]
+        assert [row.flags for row in stored(new_builder().build(calls, NOW_US))] == [0, 1, 2]
 
 
 class TestProperties:
@@ -266,8 +266,8 @@ class TestProperties:
         with_properties = call_of("b", "a")
         with_properties.batch.properties = [b"\1", b""]
         calls = [call_of("a"), with_properties, call_of("c")]
-        cooked = new_cook().cook(calls, NOW_US)
-        assert [row.properties for row in stored(cooked)] == [b"", b"\1", b"", b""]
+        built = new_builder().build(calls, NOW_US)
+        assert [row.properties for row in stored(built)] == [b"", b"\1", b"", b""]
 
 
 class TestProducers:
@@ -275,8 +275,8 @@ class TestProducers:
         calls = [call_of("a"), call_of("b"), call_of("c")]
         calls[0].producer, calls[0].sequence = b"p" * 16, 7
         calls[2].producer, calls[2].sequence = b"q" * 16, 2**64 - 1
-        cooked = new_cook().cook(calls, NOW_US)
-        assert cooked.producers == struct.pack("<16sQ16sQ", b"p" * 16, 7, b"q" * 16, 2**64 - 1)
+        built = new_builder().build(calls, NOW_US)
+        assert built.producers == struct.pack("<16sQ16sQ", b"p" * 16, 7, b"q" * 16, 2**64 - 1)
 
 
 class TestMeasure:

@@ -1,11 +1,12 @@
-"""A shard that this process leads: it is opened when it is first used, and turns over generations.
+"""A shard whose files this process writes: it is opened when it is first used, and turns over
+generations.
 
 A database of topic logs may have thousands of shards. Opening a shard reads and syncs its last
 segment and needs memory, so unused shards stay closed. One thread opens a shard, and the other
 threads that need it wait. No lock is held meanwhile.
 
-Invariant: only the leader writes the files of its shard, and only it changes their records in the
-manifest.
+Invariant: one process writes the files of a shard, and only it changes their records in the
+manifest. It leads the shard; of a replicated shard, it may follow the leader at another site.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from siltstone.store.log.records import DropRecord, GenerationRecord, SettingsRe
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.slab_names import find_slab, open_slab
 from siltstone.store.log.write.committer import Committer, OnStored
-from siltstone.store.log.write.cook import Call, Cooked
+from siltstone.store.log.write.frame_builder import BuiltFrame, Call
 from siltstone.store.log.write.layout import Admit, LogLayout
 from siltstone.store.log.write.shard import LogShard
 from siltstone.store.segment.chain import directory_bytes
@@ -75,10 +76,10 @@ class Listeners:
         """Return whether there is a listener."""
         return bool(self._all)
 
-    def tell(self, slab: SlabId, first_serial: int, cooked: Cooked) -> None:
+    def tell(self, slab: SlabId, first_serial: int, built: BuiltFrame) -> None:
         """Call the listeners for a frame."""
         for listener in self._all:
-            contain(partial(listener, slab, first_serial, cooked))
+            contain(partial(listener, slab, first_serial, built))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +109,8 @@ class Leading:
 class WritableShard:
     """The slabs of a shard that this process writes, and their queue.
 
-    If the database is replicated, the shard may follow the leader at another site: then the queue
-    has no calls, and its thread stores what the leader has committed.
+    While another site leads the shard, the queue has no calls, and its thread stores what that
+    leader has committed.
     """
 
     def __init__(self, number: int, leading: Leading, committer: Committer | None = None) -> None:
