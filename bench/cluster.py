@@ -152,7 +152,8 @@ class Node:
 
     def __init__(self, directory: Path, name: str, seeds: str = "", listen: str = "") -> None:
         self.name = name
-        self.data = directory / name
+        # Its nats-server is known by the whole path in its arguments.
+        self.data = (directory / name).resolve()
         self._options = {
             "data": str(self.data),
             "site": name,
