@@ -56,7 +56,7 @@ class _Reader:
             case 5:
                 return self._map(length, depth)
             case _:
-                return self._tagged(self._definite(length), self.item(depth + 1))
+                return self._tagged(self._definite(length), self._inside(depth))
 
     def _length(self, info: int) -> int:
         if info < 24:

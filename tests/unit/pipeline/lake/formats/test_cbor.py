@@ -56,6 +56,7 @@ def test_the_examples_of_the_standard_are_read(encoded: str, value: Any) -> None
         ("1c", "length of kind 28"),
         ("61ff", "can't decode byte"),
         ("81ff", "an end without a beginning"),
+        ("9fc1ffff", "an end without a beginning"),
         ("9b00ffffffffffffff", "cut short"),
         ("a18000", "unhashable"),
         ("f8ff", "simple value 24"),
