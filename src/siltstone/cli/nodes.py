@@ -19,7 +19,7 @@ SourceUrl = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="Read over Arrow Flight, as grpc+tcp://host:8815.",
+        help="Read over Arrow Flight, for example grpc+tcp://host:8815.",
         show_default="the data directory",
     ),
 ]

@@ -103,7 +103,7 @@ def move_saved_session(host: Host, request: MoveSession) -> YesOrNo:
     """Move a saved session to another position. Raises: NotFoundError, UsageError."""
     owned = _archive(host, request.database).take(request.client_id)
     if owned is None:
-        raise NotFoundError(f"client {request.client_id!r} has no durable session")
+        raise no_session(request.client_id)
     source = host.store.database(request.database).feed_source()
     move_session(owned, find_place(source, request.to))
     owned.save()
@@ -130,6 +130,18 @@ def move_saved_group(host: Host, request: MoveGroup) -> YesOrNo:
     move_group(owned, find_place(source, request.to))
     owned.save()
     return YesOrNo(root=True)
+
+
+def no_session(client_id: str) -> NotFoundError:
+    """Return the error for a client id without a durable session."""
+    return NotFoundError(
+        f"client {client_id!r} has no durable session; 'siltstone sessions list' shows all"
+    )
+
+
+def no_group(group: str) -> NotFoundError:
+    """Return the error for a share group that does not exist."""
+    return NotFoundError(f"share group {group!r} does not exist; 'siltstone groups list' shows all")
 
 
 def _archive(host: Host, database: str = "") -> SessionArchive:

@@ -224,7 +224,7 @@ def _parse_levels(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError as exc:
         raise UsageError(
-            f"expected numbers with commas between them, as 100,10, got {text!r}"
+            f"expected numbers with commas between them, such as 100,10, got {text!r}"
         ) from exc
 
 

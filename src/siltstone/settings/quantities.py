@@ -61,7 +61,7 @@ def parse_size(text: str) -> int:
     unit = _SIZES.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise UsageError(
-            f"expected a size, as 64MiB or 1.5GB, got {text!r} "
+            f"expected a size such as 64MiB or 1.5GB, got {text!r} "
             "(units: B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB, PiB)"
         )
     return int(Decimal(match[1]) * unit)
@@ -83,7 +83,7 @@ def _duration_us(text: str) -> int:
         position = match.end()
     if not stripped or position < len(stripped):
         raise UsageError(
-            f"expected a time, as 250ms, 90s or 7d, got {text!r} (units: us, ms, s, m, h, d, w)"
+            f"expected a time such as 250ms, 90s or 7d, got {text!r} (units: us, ms, s, m, h, d, w)"
         )
     return int(total)
 
@@ -125,7 +125,7 @@ def _time_us(text: str, now_us: int) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError as exc:
         raise UsageError(
-            f"expected a time, as 2026-01-31T12:00:00Z, seconds since 1970, now or -1h, "
+            f"expected a time such as 2026-01-31T12:00:00Z, seconds since 1970, now or -1h, "
             f"got {text!r}"
         ) from exc
     if moment.tzinfo is None:

@@ -701,8 +701,12 @@ class Store:
         version = self._paths.version
         if not self._fs.exists(version):
             raise NotFoundError(f"{self.path} is not a Siltstone data directory")
-        if self._fs.read(version) != VERSION:
-            raise UsageError(f"another version of Siltstone wrote {self.path}: use that version")
+        found = self._fs.read(version)
+        if found != VERSION:
+            raise UsageError(
+                f"another version of Siltstone wrote {self.path}, use that version: "
+                f"format={found[:40]!r} supported={VERSION!r}"
+            )
 
     def _check_open(self) -> None:
         if self._closed:

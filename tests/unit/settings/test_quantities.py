@@ -43,7 +43,7 @@ def test_what_is_no_size_is_refused_with_the_units_there_are(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_size(text)
     assert str(caught.value) == (
-        f"expected a size, as 64MiB or 1.5GB, got {text!r} "
+        f"expected a size such as 64MiB or 1.5GB, got {text!r} "
         "(units: B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB, PiB)"
     )
 
@@ -74,7 +74,7 @@ def test_what_is_no_duration_is_refused_with_the_units_there_are(text: str) -> N
     with pytest.raises(UsageError) as caught:
         parse_duration(text)
     assert str(caught.value) == (
-        f"expected a time, as 250ms, 90s or 7d, got {text!r} (units: us, ms, s, m, h, d, w)"
+        f"expected a time such as 250ms, 90s or 7d, got {text!r} (units: us, ms, s, m, h, d, w)"
     )
 
 
@@ -110,7 +110,8 @@ def test_what_is_no_time_is_refused_with_examples(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_time(text, NOW_US)
     assert str(caught.value) == (
-        f"expected a time, as 2026-01-31T12:00:00Z, seconds since 1970, now or -1h, got {text!r}"
+        "expected a time such as 2026-01-31T12:00:00Z, seconds since 1970, now or -1h, "
+        f"got {text!r}"
     )
 
 

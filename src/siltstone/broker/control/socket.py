@@ -32,7 +32,14 @@ from siltstone.errors import NotFoundError, RetryError, SiltstoneError, UsageErr
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.logs import log
-from siltstone.manage.sessions import MoveGroup, MoveSession, NameGroup, NameSession
+from siltstone.manage.sessions import (
+    MoveGroup,
+    MoveSession,
+    NameGroup,
+    NameSession,
+    no_group,
+    no_session,
+)
 from siltstone.manage.transactions import (
     TRANSACTION_VERBS,
     ConnectionTransactions,
@@ -310,7 +317,7 @@ class Control:
                 raise RetryError(f"client {client_id!r} connected again in the meantime, try again")
             owned = await self._take(client_id)
             if owned is None:
-                raise NotFoundError(f"client {client_id!r} has no durable session")
+                raise no_session(client_id)
             position = await self._in_thread(lambda: find_place(self._source, place))
             move_session(owned, position)
             await self._in_thread(owned.save)
@@ -340,7 +347,7 @@ class Control:
                         f"broker"
                     )
                 if owned is None:
-                    raise NotFoundError(f"share group {text!r} does not exist")
+                    raise no_group(text)
                 move_group(owned, position)
                 await self._in_thread(owned.save)
         log(_LOG, logging.WARNING, "share_group_moved", group=text, to=place)

@@ -353,7 +353,7 @@ class SnapshotSettings(Settings):
     memory_max: OptionalSize = Field(
         default=None,
         ge=0,
-        description="Largest memory for the state that a snapshot brings. Beyond this limit, "
+        description="Largest memory for the state that a snapshot loads. Beyond this limit, "
         "waiting messages and payloads stay on disk until they are sent. none: half of the memory "
         "that the process may still take when it loads the snapshot.",
     )

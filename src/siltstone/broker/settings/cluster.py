@@ -28,8 +28,8 @@ class ClusterSettings(Settings):
         default=1,
         ge=1,
         le=1_000_000,
-        description="Number that `siltstone cluster refound` was given, the same at all sites. 1 "
-        "if the cluster never lost the majority of its seeds.",
+        description="Epoch of the cluster: the number of the last `siltstone cluster refound`, the "
+        "same at all sites. 1: the cluster never began anew.",
     )
     seeds: str = Field(
         default="",
@@ -76,15 +76,16 @@ class ClusterSettings(Settings):
 
     zone: str = Field(
         default="",
-        description="Name of what may fail as a whole, as a room or a power line. The replicas of "
-        "a shard are spread over the zones. Empty: the site is a zone of its own.",
+        description="Name of the room, rack or power line of this site, or of anything else that "
+        "several sites lose at once. The replicas of a shard are spread over the zones. Empty: the "
+        "site is a zone of its own.",
     )
     away_after: Seconds = Field(
         default=60.0,
         ge=1,
         le=86400,
-        description="Time after which the shared logs no longer wait for a site that is away. "
-        "When the site returns, it copies from another site what the logs no longer have.",
+        description="Time after which the shared logs no longer keep messages for a site that is "
+        "away. When the site returns, it copies from another site what the logs do not have.",
     )
     copy_rate: Size = Field(
         default=100 * 1024 * 1024,
@@ -114,7 +115,9 @@ class ClusterSettings(Settings):
     def _check(self) -> Self:
         if not self.enabled:
             if self.site or self.seeds or self.listen or self.nats:
-                raise wrong("is missing: site, seeds, listen and nats are for a cluster", "name")
+                raise wrong(
+                    "is missing: site, seeds, listen and nats need the name of the cluster", "name"
+                )
             return self
         for key, name in (("name", self.name), ("site", self.site)):
             if not _NAME.fullmatch(name):
@@ -122,14 +125,16 @@ class ClusterSettings(Settings):
         self._check_servers()
         files = (self.certificate, self.key, self.authority)
         if any(files) and not all(files):
-            raise wrong("certificate, key and authority belong together", "certificate")
+            raise wrong("needs certificate, key and authority together, or none", "certificate")
         return self
 
     def _check_servers(self) -> None:
         """Check which NATS servers there are: those of the user, or one for each seed."""
         if self.nats:
             if self.seeds or self.listen:
-                raise wrong("is for a NATS cluster of your own: seeds and listen are not", "nats")
+                raise wrong(
+                    "excludes seeds and listen: these are for servers that the sites start", "nats"
+                )
             for url in self.nats.split(","):
                 if not url.strip().startswith(("nats://", "tls://")):
                     raise wrong(
@@ -139,7 +144,7 @@ class ClusterSettings(Settings):
                 raise wrong("must name the monitoring pages of all servers", "nats_monitor")
             return
         if self.nats_monitor:
-            raise wrong("needs nats", "nats_monitor")
+            raise wrong("is for servers of your own: set nats too", "nats_monitor")
         for place in self.seeds.split(","):
             if not _PLACE.fullmatch(place.strip()):
                 raise wrong(f"must be HOST:PORT,HOST:PORT,…: {place.strip()!r}", "seeds")

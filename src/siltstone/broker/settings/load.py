@@ -288,7 +288,9 @@ def _expected(key: Key) -> str:
     if model_of(key):
         return "a table"
     text = expectation(field_of(key))
-    return next((f"{text}, as {shown}" for noun, shown in _EXAMPLES.items() if noun in text), text)
+    return next(
+        (f"{text}, such as {shown}" for noun, shown in _EXAMPLES.items() if noun in text), text
+    )
 
 
 def _sentences(errors: list[ErrorDetails], tree: Any) -> Iterator[tuple[Key, str]]:

@@ -152,7 +152,7 @@ def restore(
             "--size-max",
             metavar="SIZE",
             parser=converted(parse_size),
-            help="Refuse a backup with more data than this, as 10GiB.",
+            help="Refuse a backup with more data than this, for example 10GiB.",
             show_default="the free space of the disk",
         ),
     ] = None,

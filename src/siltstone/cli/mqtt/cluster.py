@@ -219,7 +219,9 @@ def refound(
     with open_writing(data) as store:
         known = read_epoch(fs, directory)
         if known is None:
-            raise UsageError(f"{data} has never been a site of a cluster")
+            raise UsageError(
+                f"{data} has never been a site of a cluster; name another directory with --data"
+            )
         if epoch is None:
             _show_progress(store, known)
             return

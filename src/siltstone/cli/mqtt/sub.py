@@ -35,7 +35,7 @@ Timeout = Annotated[
         "-W",
         parser=converted(parse_duration),
         metavar="TIME",
-        help="Stop after this time, as 10s. Status 1 if --count was not reached.",
+        help="Stop after this time, for example 10s. Status 1 if --count was not reached.",
     ),
 ]
 Format = Annotated[

@@ -36,7 +36,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="Write over Arrow Flight, as grpc+tcp://host:8815.",
+        help="Write over Arrow Flight, for example grpc+tcp://host:8815.",
         show_default="the data directory",
     ),
 ]
@@ -205,7 +205,7 @@ Topic = Annotated[
     typer.Option(
         "--topic",
         metavar="TEMPLATE",
-        help="Topic with columns in braces, as plant/{site}/{sensor}.",
+        help="Topic with columns in braces, for example plant/{site}/{sensor}.",
     ),
 ]
 
@@ -225,7 +225,7 @@ Options = Annotated[
     typer.Option(
         "--option",
         metavar="NAME=VALUE",
-        help="Option of the Spark reader, as header=true. Repeatable.",
+        help="Option of the Spark reader, for example header=true. Repeatable.",
     ),
 ]
 
@@ -298,7 +298,7 @@ ReplaySourceUrl = Annotated[
     typer.Option(
         "--from-url",
         metavar="URL",
-        help="Read over Arrow Flight, as grpc+tcp://host:8815.",
+        help="Read over Arrow Flight, for example grpc+tcp://host:8815.",
         show_default="the data directory",
     ),
 ]
@@ -420,7 +420,7 @@ Watermark = Annotated[
     typer.Option(
         "--watermark",
         metavar="TIME",
-        help="How late a row of a stream may arrive, as '1 minute'.",
+        help="How late a row of a stream may arrive, for example '1 minute'.",
     ),
 ]
 
@@ -430,7 +430,7 @@ Topics = Annotated[
     typer.Option(
         "--topics",
         metavar="TEMPLATE",
-        help="Also publish the windows to topics, as rollup/{plant}.",
+        help="Also publish the windows to topics, for example rollup/{plant}.",
     ),
 ]
 
@@ -442,7 +442,10 @@ def rollup(
     data: Data = DATA_DEFAULT,
     database: DatabaseName = "",
     window: Annotated[
-        str, typer.Option("--window", metavar="TIME", help="Length of a window, as '5 minutes'.")
+        str,
+        typer.Option(
+            "--window", metavar="TIME", help="Length of a window, for example '5 minutes'."
+        ),
     ] = "1 minute",
     fields: Fields = None,
     watermark: Watermark = "1 minute",
@@ -569,5 +572,5 @@ def _numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError as exc:
         raise UsageError(
-            f"--threshold expects numbers with commas between them, as 100,10, got {text!r}"
+            f"--threshold expects numbers with commas between them, such as 100,10, got {text!r}"
         ) from exc

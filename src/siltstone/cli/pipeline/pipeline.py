@@ -58,7 +58,8 @@ def tier(
         typer.Option(
             "--freshness",
             metavar="DURATION",
-            help="With --continuous: rows are in their table after about this time, as 2s.",
+            help="With --continuous: rows are in their table after about this time, for "
+            "example 2s.",
         ),
     ] = "2s",
     keep: Annotated[

@@ -121,7 +121,9 @@ def diff(
 def set_(
     name: Annotated[str, typer.Argument(metavar="TABLE", help="Name of the Delta table.")],
     column: Annotated[str, typer.Argument(metavar="COLUMN", help="Name of the column.")],
-    kind: Annotated[str, typer.Argument(metavar="TYPE", help="Type, as string or bigint.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="TYPE", help="Type, for example string or bigint.")
+    ],
     data: Data = DATA_DEFAULT,
     database: DatabaseName = "",
     json: Json = False,

@@ -21,7 +21,8 @@ Master = Annotated[
     ),
 ]
 Memory = Annotated[
-    str, typer.Option("--memory", metavar="SIZE", help="Memory of the Spark driver, as 1g.")
+    str,
+    typer.Option("--memory", metavar="SIZE", help="Memory of the Spark driver, for example 1g."),
 ]
 Continuous = Annotated[
     bool,

@@ -30,9 +30,8 @@ from siltstone.cli.sessions.sessions import (
     seconds_text,
 )
 from siltstone.clock import SystemClock
-from siltstone.errors import NotFoundError
 from siltstone.manage.running import ask_broker, is_served
-from siltstone.manage.sessions import MoveGroup, NameGroup
+from siltstone.manage.sessions import MoveGroup, NameGroup, no_group
 from siltstone.session.archive.keys import group_id, group_parts
 from siltstone.session.archive.records import SavedGroup
 from siltstone.session.durable.delivered_source import DeliveredSource
@@ -106,7 +105,7 @@ def show_group(
         kept = archive.group(group)
         found = _live_groups(data).get(group) if kept is None else kept
         if found is None:
-            raise NotFoundError(f"share group {group!r} does not exist")
+            raise no_group(group)
         source = DeliveredSource(store.database(database).feed_source())
         document = _document(found, source, is_kept=kept is not None)
     if json:
@@ -149,7 +148,7 @@ def drop(group: GroupText, yes: Yes = False, data: Data = DATA_DEFAULT, json: Js
     if not yes:
         confirm(f"drop {group} with its queued messages")
     if not manage(data, "drop-group", NameGroup(group=group)).root:
-        raise NotFoundError(f"share group {group!r} does not exist")
+        raise no_group(group)
     if json:
         show_json({"group": group, "dropped": True})
     else:

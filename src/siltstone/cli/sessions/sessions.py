@@ -33,7 +33,7 @@ from siltstone.clock import SystemClock
 from siltstone.errors import NotFoundError, UsageError
 from siltstone.fs.paths import StorePaths
 from siltstone.manage.running import ask_broker, is_served
-from siltstone.manage.sessions import MoveSession, NameSession
+from siltstone.manage.sessions import MoveSession, NameSession, no_session
 from siltstone.session.archive.index import expires_at_us
 from siltstone.session.archive.move import Place
 from siltstone.session.archive.records import SavedSession
@@ -213,7 +213,9 @@ def kick_session(client_id: ClientId, data: Data = DATA_DEFAULT) -> None:
     if ask_broker(data, {"do": "kick", "client_id": client_id}):
         say(f"disconnected {client_id}")
     else:
-        raise NotFoundError(f"client {client_id!r} is not connected")
+        raise NotFoundError(
+            f"client {client_id!r} is not connected; 'siltstone sessions list' shows all"
+        )
 
 
 @app.command("drop")
@@ -230,7 +232,7 @@ def drop_session(
         confirm(f"drop the session of {client_id!r} with its queued messages")
     found = manage(data, "drop", NameSession(client_id=client_id)).root
     if not found:
-        raise NotFoundError(f"client {client_id!r} has no durable session")
+        raise no_session(client_id)
     if json:
         show_json({"client_id": client_id, "dropped": True})
     else:
@@ -262,7 +264,7 @@ def move(
 def _known(archive: ArchiveView, client_id: str) -> SavedSession:
     saved = archive.session(client_id)
     if saved is None:
-        raise NotFoundError(f"client {client_id!r} has no durable session")
+        raise no_session(client_id)
     return saved
 
 

@@ -306,7 +306,10 @@ def get(
         for row in reader.read(topic):
             newest = row
         if newest is None:
-            raise NotFoundError(f"database {name!r} has no row of topic {topic!r}")
+            raise NotFoundError(
+                f"database {name!r} has no row of topic {topic!r}; "
+                f"'siltstone kv read {name}' shows all"
+            )
         columns = ("topic", "timestamp", "value") if reader.settings.timed else ("topic", "value")
     if json:
         sink = JsonLinesSink(sys.stdout, columns)

@@ -72,7 +72,7 @@ def moved(facts: Facts, placement: ShardSites, *, old: str, new: str) -> ShardSi
     if known is None or known.role is not SiteRole.MEMBER:
         raise UsageError(f"site {new!r} is not a member of the cluster: see 'cluster join'")
     if new not in facts.alive:
-        raise UsageError(f"site {new!r} is away")
+        raise UsageError(f"site {new!r} is away: start it, or choose another one")
     planned = move(placement, old, new)
     if planned is None:
         now = ", ".join(sorted(placement.wanted or placement.replicas))

@@ -56,13 +56,13 @@ FLUSH_INTERVAL: Final = Setting(
     kind=Kind.SECONDS,
     low=0,
     high=3600,
-    help="Longest time that a row waits before it is written, as 10ms.",
+    help="Longest time that a row waits before it is written, for example 10ms.",
 )
 IDLE_FLUSH_INTERVAL: Final = Setting(
     kind=Kind.SECONDS,
     low=0,
     high=3600,
-    help="Write waiting rows when no row arrives for this long, as 1ms.",
+    help="Write waiting rows when no row arrives for this long, for example 1ms.",
 )
 MAX_ITEMS: Final = Setting(
     kind=Kind.COUNT,
@@ -88,20 +88,20 @@ ROTATE_SECONDS: Final = Setting(
     above=0,
     limit=_SECONDS_MAX,
     option="rotate",
-    help="Time between generations, as 1d.",
+    help="Time between generations, for example 1d.",
 )
 ROTATE_BYTES: Final = Setting(
     kind=Kind.SIZE,
     above=0,
     limit=TOTAL_MAX,
-    help="Size at which a new generation starts, as 1GiB.",
+    help="Size at which a new generation starts, for example 1GiB.",
 )
 RETAIN_SECONDS: Final = Setting(
     kind=Kind.SECONDS,
     above=0,
     limit=_SECONDS_MAX,
     option="retain",
-    help="Age at which sealed slabs are dropped, as 30d.",
+    help="Age at which sealed slabs are dropped, for example 30d.",
 )
 RETAIN_BYTES: Final = Setting(
     kind=Kind.SIZE,

@@ -67,7 +67,7 @@ class KeyValueSettings:
             kind=Kind.SECONDS,
             low=0,
             high=SECONDS_MAX,
-            help="Longest time of a transaction that reads, as 5s.",
+            help="Longest time of a transaction that reads, for example 5s.",
         ),
     ] = 5.0
     conflict_writes_max: Annotated[
@@ -87,7 +87,7 @@ class KeyValueSettings:
             kind=Kind.SECONDS,
             low=0,
             high=SECONDS_MAX,
-            help="Time for which the id of a transaction is remembered, as 1h.",
+            help="Time for which the id of a transaction is remembered, for example 1h.",
         ),
     ] = 3600.0
     quota_bytes: Annotated[int | None, shared.QUOTA_BYTES.within(low=1, high=shared.TOTAL_MAX)] = (

@@ -192,7 +192,7 @@ def test_a_session_is_moved_to_a_time() -> None:
 def test_a_session_that_is_not_there_is_not_moved() -> None:
     with desk() as each:
         assert each.ask("move", client_id="a", to="latest") == {
-            "error": "client 'a' has no durable session",
+            "error": "client 'a' has no durable session; 'siltstone sessions list' shows all",
             "kind": "NotFoundError",
         }
 
@@ -246,7 +246,7 @@ def test_a_visit_that_has_pinned_the_rows_keeps_them_until_it_ends() -> None:
 def test_a_group_that_is_not_there_is_not_moved() -> None:
     with desk() as each:
         assert each.ask("move-group", group=GROUP, to="latest") == {
-            "error": f"share group {GROUP!r} does not exist",
+            "error": f"share group {GROUP!r} does not exist; 'siltstone groups list' shows all",
             "kind": "NotFoundError",
         }
 

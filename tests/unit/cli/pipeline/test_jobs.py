@@ -105,7 +105,8 @@ def test_what_was_learned_is_listed_or_drawn(siltstone: CommandLine, fakes: Fake
     )
     refused = siltstone("pipeline", "learn", "--threshold", "many")
     assert refused.err == (
-        "siltstone: --threshold expects numbers with commas between them, as 100,10, got 'many'\n"
+        "siltstone: --threshold expects numbers with commas between them, such as 100,10, "
+        "got 'many'\n"
     )
     started = len(fakes.masters)
     refused = siltstone("pipeline", "learn", "--threshold=-1")

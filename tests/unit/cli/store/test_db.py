@@ -153,7 +153,7 @@ def test_a_database_that_was_there_is_never_dropped_by_a_create_that_fails(
         (
             ("--segment-bytes", "3q"),
             (
-                "Invalid value for '--segment-bytes': expected a size, as 64MiB or 1.5GB, got "
+                "Invalid value for '--segment-bytes': expected a size such as 64MiB or 1.5GB, got "
                 "'3q' (units: B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB, PiB); see "
                 "'siltstone db create --help'"
             ),
@@ -315,7 +315,7 @@ def test_settings_are_changed_by_name(metrics: CommandLine) -> None:
         (
             "quota=-1",
             (
-                "quota: expected a size, as 64MiB or 1.5GB, got '-1' "
+                "quota: expected a size such as 64MiB or 1.5GB, got '-1' "
                 "(units: B, kB, MB, GB, TB, PB, KiB, MiB, GiB, TiB, PiB)"
             ),
         ),

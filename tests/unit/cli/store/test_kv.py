@@ -105,7 +105,10 @@ def test_a_value_is_printed_as_it_is_and_the_newest_of_many(databases: CommandLi
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (("get", "bank", "none"), "database 'bank' has no row of topic 'none'"),
+        (
+            ("get", "bank", "none"),
+            "database 'bank' has no row of topic 'none'; 'siltstone kv read bank' shows all",
+        ),
         (
             ("get", "bank", "account/#"),
             "topic must not have the wildcards + and #: topic='account/#'",

@@ -83,18 +83,21 @@ def test_what_is_no_setting_is_refused_with_the_names_there_are(text: str) -> No
         ("max-items=many", "max-items: expected a whole number, got 'many'"),
         (
             "threshold=1,,2",
-            "threshold: expected numbers with commas between them, as 100,10, got '1,,2'",
+            "threshold: expected numbers with commas between them, such as 100,10, got '1,,2'",
         ),
         (
             "flush-interval=none",
             (
-                "flush-interval: expected a time, as 250ms, 90s or 7d, got 'none' "
+                "flush-interval: expected a time such as 250ms, 90s or 7d, got 'none' "
                 "(units: us, ms, s, m, h, d, w)"
             ),
         ),
         (
             "retain=1y",
-            "retain: expected a time, as 250ms, 90s or 7d, got '1y' (units: us, ms, s, m, h, d, w)",
+            (
+                "retain: expected a time such as 250ms, 90s or 7d, got '1y' "
+                "(units: us, ms, s, m, h, d, w)"
+            ),
         ),
     ],
 )

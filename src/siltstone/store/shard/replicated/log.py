@@ -440,7 +440,7 @@ class ReplicatedLog:
         core = self._core
         if get_ident() != self._owner:
             # The core belongs to the thread of the shard.
-            raise UsageError("this is not possible in a replicated database yet")
+            raise UsageError("a replicated database does not support this operation")
         if core.leader is None or self._unstored is not None:
             raise NotLeaderError(f"this site does not lead shard {self.shard}")
         self._stored = self._deposed = self._lost = False
