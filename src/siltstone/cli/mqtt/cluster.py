@@ -148,8 +148,7 @@ def export_local(
 ) -> None:
     """Make replicated databases local, at a stopped site or in a backup.
 
-    They have what the site had. A directory that was exported does not belong to the cluster any
-    more.
+    They keep the rows of this site. Afterwards the directory no longer belongs to the cluster.
 
     $ siltstone cluster export-local --data restored
     """
@@ -200,9 +199,9 @@ def refound(
 
     Stop all sites that are left. Without --epoch, the command shows how far this site has come:
     run it at each of them, and choose the site with the most records in every shard. Run it there
-    with --epoch, the present one plus 1. Then start that site with `cluster.epoch` set to it and
-    with the new seeds, and the others after `refound --epoch N --follow`. New sites only need the
-    setting.
+    with --epoch N, where N is the present epoch plus 1. Run it at the other sites with --epoch N
+    --follow. Then start the chosen site, and the others after it, with `cluster.epoch = N` and the
+    new seeds. New sites only need these settings.
 
     Rows that the chosen site has not read are lost, even if they were acknowledged. The next serial
     leaves a gap, so that the serial of a lost row is not used again. Seeds of an earlier epoch are
