@@ -157,14 +157,14 @@ def test_variables_of_others_are_left_alone() -> None:
             "[limits]\npacket_size_max = '4 parsecs'",
             (
                 "limits.packet_size_max: expected a size from 128 to 268435460, "
-                "as 4096 or \"4 MiB\", found '4 parsecs'"
+                "such as 4096 or \"4 MiB\", found '4 parsecs'"
             ),
         ),
         (
             "[limits]\npacket_size_max = '4 PiB'",
             (
                 "limits.packet_size_max: expected a size from 128 to 268435460, "
-                "as 4096 or \"4 MiB\", found '4 PiB'"
+                "such as 4096 or \"4 MiB\", found '4 PiB'"
             ),
         ),
         (
@@ -176,14 +176,14 @@ def test_variables_of_others_are_left_alone() -> None:
             "sys_interval = inf",
             (
                 "sys_interval: expected a number of seconds, at least 0, "
-                'as 2.5 or "250ms", found inf'
+                'such as 2.5 or "250ms", found inf'
             ),
         ),
         (
             "drain_timeout = 2026-01-31",
             (
                 "drain_timeout: expected a number of seconds from 0 to 600, "
-                'as 2.5 or "250ms", found 2026-01-31'
+                'such as 2.5 or "250ms", found 2026-01-31'
             ),
         ),
         (f"data = ['{'x' * 70}']", "data: expected a text, found a list"),

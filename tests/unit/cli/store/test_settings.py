@@ -112,7 +112,7 @@ def test_a_complaint_names_the_setting_as_it_was_typed() -> None:
     for text in ("retain=1y", "retain_seconds=1y", "--retain-seconds=0"):
         with pytest.raises(UsageError) as caught:
             parse_changes([text])
-        complaints.append(str(caught.value).partition(" such")[0])
+        complaints.append(str(caught.value).partition(" such")[0].partition(",")[0])
     assert complaints == [
         "retain: expected a time",
         "retain_seconds: expected a time",
