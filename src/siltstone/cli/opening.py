@@ -24,7 +24,7 @@ def open_reading(data: Path) -> siltstone.Store:
     except NotFoundError as exc:
         raise UsageError(
             f"no Siltstone data directory at {data}; "
-            f"name one with --data, or create one with 'siltstone db create'"
+            f"name one with --data, or create one with 'siltstone serve' or 'siltstone db create'"
         ) from exc
 
 

@@ -55,7 +55,9 @@ class SpoolPaths:
             found = fs.read(self.sentinel)
         except NotFoundError as exc:
             if not fs.exists(self.root):
-                raise NotFoundError(f"the directory does not exist: path={self.root}") from exc
+                raise NotFoundError(
+                    f"the spool does not exist, create it first: path={self.root}"
+                ) from exc
             raise NotFoundError(f"the directory is not a spool: path={self.root}") from exc
         if found != SENTINEL:
             raise UsageError(f"unknown version of a spool: path={self.sentinel} text={found!r}")

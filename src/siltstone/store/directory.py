@@ -278,10 +278,7 @@ class Store:
             if name not in self._databases or self._databases[name].closed:
                 _check_name(name)
                 if not self._fs.exists(self._paths.database(name) / MANIFEST):
-                    raise NotFoundError(
-                        f"database {name!r} does not exist in {self.path} (databases: "
-                        f"{', '.join(self.names()) or 'none'})"
-                    )
+                    raise self._missing(name)
                 self._open(name)
             return self._databases[name]
 
@@ -371,7 +368,7 @@ class Store:
         """Return the directory of a database that nothing uses. The caller holds the lock."""
         self._check_writable()
         if name not in self.names():
-            raise NotFoundError(f"database {name!r} does not exist in {self.path}")
+            raise self._missing(name)
         if name in self._databases or self._cluster is not None:
             raise UsageError(f"database {name!r} is in use")
         return self._paths.database(name)
@@ -382,7 +379,7 @@ class Store:
         with self._mutex:
             self._check_writable()
             if name not in self.names():
-                raise NotFoundError(f"database {name!r} does not exist in {self.path}")
+                raise self._missing(name)
             if name in self._databases:
                 known = self._databases[name]
                 self._databases = _without(self._databases, name)
@@ -433,10 +430,7 @@ class Store:
             if known is None or known.closed:
                 _check_name(name)
                 if not create and name != COMMITS and name not in self.keyvalue_names():
-                    raise NotFoundError(
-                        f"key-value database {name!r} does not exist in {self.path} (databases: "
-                        f"{', '.join(self.keyvalue_names()) or 'none'})"
-                    )
+                    raise self._missing_keyvalue(name)
                 directory = self._paths.keyvalue(name)
                 if name == COMMITS:
                     settings = COMMITS_SETTINGS
@@ -581,7 +575,7 @@ class Store:
         with self._mutex:
             self._check_writable()
             if name not in self.keyvalue_names():
-                raise NotFoundError(f"key-value database {name!r} does not exist in {self.path}")
+                raise self._missing_keyvalue(name)
             if name in self._keyvalues:
                 known = self._keyvalues[name]
                 self._keyvalues = _without(self._keyvalues, name)
@@ -707,6 +701,18 @@ class Store:
                 f"another version of Siltstone wrote {self.path}, use that version: "
                 f"format={found[:40]!r} supported={VERSION!r}"
             )
+
+    def _missing(self, name: str) -> NotFoundError:
+        return NotFoundError(
+            f"database {name!r} does not exist in {self.path} (databases: "
+            f"{', '.join(self.names()) or 'none'})"
+        )
+
+    def _missing_keyvalue(self, name: str) -> NotFoundError:
+        return NotFoundError(
+            f"key-value database {name!r} does not exist in {self.path} (databases: "
+            f"{', '.join(self.keyvalue_names()) or 'none'})"
+        )
 
     def _check_open(self) -> None:
         if self._closed:

@@ -36,6 +36,7 @@ from siltstone.store.kv.slab import KeyValueSlab
 from siltstone.store.log.arguments import require_durability, require_kind
 from siltstone.store.log.iterator import Read, StreamIterator, StreamRef
 from siltstone.store.log.read.pieces import Row
+from siltstone.store.log.slab_names import unknown_slab
 from siltstone.store.log.write.partition import Columns, batch_of, shard_of
 from siltstone.store.shard.replicated.copying import copied_shards
 from siltstone.store.shard.replicated.kv.copying import load
@@ -752,7 +753,7 @@ class KeyValueDatabase:
         later = [known for known in self._slabs if known.shard == slab.shard]
         if slab.generation >= 1 and any(known.generation > slab.generation for known in later):
             raise SlabDroppedError(f"slab {slab} was dropped with its rows")
-        raise NotFoundError(f"unknown slab {slab}")
+        raise unknown_slab(slab)
 
     def _number(self, shard: int | None, key: str | None) -> int:
         if self._closed:

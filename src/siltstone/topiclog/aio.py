@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Final, Self, cast
 
-from siltstone.errors import ProtocolError, RetryError, SiltstoneError, UsageError
-from siltstone.topiclog.client import DEFAULT_PORT, FETCH_BYTES, lost
+from siltstone.errors import ProtocolError, SiltstoneError, UsageError
+from siltstone.topiclog.client import DEFAULT_PORT, FETCH_BYTES, lost, not_connected
 from siltstone.topiclog.consumer import Message, MessageBatch, TopicReader
 from siltstone.topiclog.protocol import (
     HEADER_BYTES,
@@ -138,8 +138,7 @@ class AsyncTopicLogClient:
         try:
             _, wire = await loop.create_connection(_Wire, host, port)
         except OSError as exc:
-            reason = exc.strerror or str(exc)
-            raise RetryError(f"cannot connect to topic logs at {host}:{port}: {reason}") from exc
+            raise not_connected(host, port, exc) from exc
         except ValueError as exc:
             # Python cannot encode the name, for example one with an empty label.
             raise UsageError(f"invalid host name: {host!r}") from exc

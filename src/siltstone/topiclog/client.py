@@ -75,8 +75,7 @@ class TopicLogClient:
         try:
             self._socket = socket.create_connection((host, port), timeout)
         except OSError as exc:
-            reason = exc.strerror or str(exc)
-            raise RetryError(f"cannot connect to topic logs at {host}:{port}: {reason}") from exc
+            raise not_connected(host, port, exc) from exc
         except ValueError as exc:
             # Python cannot encode the name, for example one with an empty label.
             raise UsageError(f"invalid host name: {host!r}") from exc
@@ -348,6 +347,13 @@ def _payload(frame: _Frame) -> memoryview:
     if head.status is not ResponseStatus.OK:
         raise error_of(head.status, bytes(payload).decode(errors="replace"))
     return payload
+
+
+def not_connected(host: str, port: int, cause: OSError) -> RetryError:
+    """Return the error for a server that cannot be reached."""
+    reason = cause.strerror or str(cause)
+    reason = reason[:1].lower() + reason[1:]
+    return RetryError(f"cannot connect to topic logs at {host}:{port}: {reason}")
 
 
 def lost(kind: RequestKind, error: OSError) -> OutcomeUnknownError | RetryError:

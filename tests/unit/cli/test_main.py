@@ -117,7 +117,7 @@ def test_a_missing_directory_is_told_in_one_sentence_and_not_created(
         "",
         (
             "siltstone: no Siltstone data directory at /data; "
-            "name one with --data, or create one with 'siltstone db create'\n"
+            "name one with --data, or create one with 'siltstone serve' or 'siltstone db create'\n"
         ),
     )
     assert not siltstone.fs.exists(DATA)

@@ -20,7 +20,7 @@ def test_a_missing_directory_is_neither_read_nor_created(siltstone: CommandLine)
             opened(HERE)
         assert str(caught.value) == (
             "no Siltstone data directory at /data; "
-            "name one with --data, or create one with 'siltstone db create'"
+            "name one with --data, or create one with 'siltstone serve' or 'siltstone db create'"
         )
     assert not siltstone.fs.exists(DATA)
 

@@ -39,7 +39,9 @@ def test_a_directory_without_the_sentinel_is_no_spool() -> None:
 
 def test_a_directory_that_is_missing_is_told_from_one_that_is_no_spool() -> None:
     fs, _ = laid_out()
-    with pytest.raises(NotFoundError, match="the directory does not exist: path=/none"):
+    with pytest.raises(
+        NotFoundError, match="the spool does not exist, create it first: path=/none"
+    ):
         SpoolPaths(PurePath("/none")).check(fs)
 
 

@@ -40,7 +40,7 @@ def _connect(host: str, port: int) -> TopicLogClient:
         return TopicLogClient(host, port)
     except RetryError as exc:
         exc.args = (
-            f"{exc}; name the topic log listener of a broker (topiclog.enabled = true)",
+            f"{exc}; start a broker with topiclog.enabled = true, or name its --host and --port",
             *exc.args[1:],
         )
         raise

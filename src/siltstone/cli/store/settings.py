@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from types import MappingProxyType
@@ -112,8 +113,10 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
         if not equals:
             raise UsageError(f"expected NAME=VALUE, as in retain=30d, got {assignment!r}")
         if known is None:
-            names = ", ".join(each.option for each in settings.values())
-            raise UsageError(f"unknown setting {name.strip()!r} (known: {names})")
+            names = [each.option for each in settings.values()]
+            close = get_close_matches(name.strip(), names, n=1)
+            hint = f", did you mean {close[0]}?" if close else f" (known: {', '.join(names)})"
+            raise UsageError(f"unknown setting {name.strip()!r}{hint}")
         try:
             value = known.parse(text)
         except UsageError as exc:

@@ -67,4 +67,9 @@ def find_slab(slabs: dict[SlabId, Slab], slab: SlabId) -> Slab:
     # The first generation is 1: there was never an earlier slab that could have been dropped.
     if slab.generation >= 1 and any(known.generation > slab.generation for known in of_shard):
         raise SlabDroppedError(f"slab {slab} was dropped with its rows")
-    raise NotFoundError(f"unknown slab {slab}")
+    raise unknown_slab(slab)
+
+
+def unknown_slab(slab: SlabId) -> NotFoundError:
+    """Return the error for a slab that never existed."""
+    return NotFoundError(f"unknown slab {slab}; 'siltstone slabs' lists those of a database")

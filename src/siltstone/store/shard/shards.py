@@ -28,7 +28,7 @@ from siltstone.store.log.first_slab import first_slab
 from siltstone.store.log.opening import RecoveryReport
 from siltstone.store.log.records import DropRecord, SettingsRecord
 from siltstone.store.log.slab import Slab
-from siltstone.store.log.slab_names import check_open
+from siltstone.store.log.slab_names import check_open, unknown_slab
 from siltstone.store.log.write.committer import OnStored
 from siltstone.store.log.write.shard import LogShard
 from siltstone.store.shard.compaction import Compaction, settle
@@ -211,7 +211,7 @@ class Shards:
             if reader is None or not reader.has(slab):
                 self.refresh()
         if not 0 <= slab.shard < len(self._shards):
-            raise NotFoundError(f"unknown slab {slab}")
+            raise unknown_slab(slab)
         return self._shards[slab.shard].slab(slab)
 
     def ended(self, slab: SlabId) -> bool:

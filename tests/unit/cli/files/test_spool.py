@@ -88,7 +88,7 @@ def test_a_directory_that_is_no_spool_is_refused(spool: CommandLine) -> None:
     refused = spool("spool", "list", "/other")
     assert (refused.status, refused.err) == (
         2,
-        "siltstone: the directory does not exist: path=/other\n",
+        "siltstone: the spool does not exist, create it first: path=/other\n",
     )
     assert spool("spool", "create", "/q", "--json").status == 2
     assert spool("spool", "create", "/new", "--json").document == {"path": "/new"}

@@ -112,8 +112,8 @@ def test_a_server_that_is_not_there_is_told(
     outcome = siltstone("topic", "list", "--port", "1")
     assert outcome.status == 3
     assert outcome.err == (
-        "siltstone: cannot connect to topic logs at 127.0.0.1:1: Connection refused; "
-        "name the topic log listener of a broker (topiclog.enabled = true)\n"
+        "siltstone: cannot connect to topic logs at 127.0.0.1:1: connection refused; "
+        "start a broker with topiclog.enabled = true, or name its --host and --port\n"
     )
 
 

@@ -253,7 +253,7 @@ def test_a_database_is_dropped_with_yes(metrics: CommandLine) -> None:
     again = metrics("db", "drop", "metrics", "--yes")
     assert (again.status, again.err) == (
         2,
-        "siltstone: database 'metrics' does not exist in /data\n",
+        "siltstone: database 'metrics' does not exist in /data (databases: none)\n",
     )
     metrics.create("metrics")
     assert metrics("db", "drop", "metrics", "-y", "--json").document == {"dropped": "metrics"}

@@ -77,6 +77,11 @@ def test_what_is_no_setting_is_refused_with_the_names_there_are(text: str) -> No
     )
 
 
+def test_a_misspelled_setting_is_told_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match="unknown setting 'retian', did you mean retain"):
+        parse_changes(["retian=7d"])
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

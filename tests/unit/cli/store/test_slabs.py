@@ -108,7 +108,7 @@ def test_a_sealed_slab_is_dropped_with_its_rows(metrics: CommandLine) -> None:
     ("slab", "complaint"),
     [
         ("0/1", "slab 0/1 is current: seal it, then drop it"),
-        ("0/9", "unknown slab 0/9"),
+        ("0/9", "unknown slab 0/9; 'siltstone slabs' lists those of a database"),
         ("1", "expected a slab as SHARD/GENERATION, got '1'; 'siltstone slabs' lists them"),
     ],
 )
