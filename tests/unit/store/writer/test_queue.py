@@ -280,6 +280,48 @@ def test_enough_items_make_the_flush_begin() -> None:
     assert notes.commits == [["a", "b", "c"]]
 
 
+def test_calls_that_take_all_the_room_do_not_make_the_flush_begin() -> None:
+    control = Control(flush_interval=1_000, idle_flush_interval=1_000, pending_bytes_max=10)
+    notes = Notes(flush_settings=control)
+    first, second, third = Note("a", 4), Note("b", 6), Note("c", 1)
+    with writing(notes) as writer:
+        submit(writer, first, second)
+        with pytest.raises(OutcomeUnknownError):
+            second.promise.wait(0.2)
+        submit(writer, third)
+        assert outcomes(first, second) == ["stored"] * 2
+
+
+def asleep(writer: ShardWriter[Note]) -> None:
+    """Wait until the thread of the shard sleeps."""
+    deadline = time.monotonic() + 10
+    while not writer._is_asleep:  # noqa: SLF001 - nothing else shows it
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    ("flush_interval", "idle_flush_interval", "begins"),
+    # The second call is 60 seconds old, the first one 120.
+    [(1_000.0, 100.0, False), (1_000.0, 59.0, True), (100.0, 1_000.0, True), (121.0, 1e3, False)],
+)
+def test_a_flush_is_due_after_the_first_call_or_some_time_after_the_last(
+    flush_interval: float, idle_flush_interval: float, *, begins: bool
+) -> None:
+    clock = ManualClock()
+    control = Control(flush_interval=flush_interval, idle_flush_interval=idle_flush_interval)
+    notes = Notes(flush_settings=control)
+    writer: ShardWriter[Note] = ShardWriter("test", 7, notes, clock)
+    with held(writer):
+        submit(writer, Note("a"))
+        clock.advance(60)
+        submit(writer, Note("b"))
+        clock.advance(60)
+    asleep(writer)
+    assert notes.commits == ([["a", "b"]] if begins else [])
+    writer.close()
+    assert notes.commits == [["a", "b"]]
+
+
 def test_a_call_can_be_withdrawn_until_it_is_begun() -> None:
     notes = Notes(flush_settings=Control(pending_bytes_max=10))
     first, second, third = Note("a", 4), Note("b", 6), Note("c", 6)
@@ -619,11 +661,28 @@ class TestCommitsOnTheThreadOfTheCaller:
         with writing(notes) as writer:
             writer.start()
             submit(writer, Note("a"))
-            deadline = time.monotonic() + 10
-            while not writer._is_asleep:  # noqa: SLF001 - nothing else shows it
-                assert time.monotonic() < deadline
+            asleep(writer)
             assert not here(writer, Note("b"))
         assert notes.commits == [["a"]]
+
+    def test_it_does_not_disturb_maintenance_whose_time_has_come(self) -> None:
+        began, go = Event(), Event()
+
+        class Slow(Notes):
+            def look_after(self) -> None:
+                super().look_after()
+                began.set()
+                go.wait()
+
+        notes = Slow(idle=0.01)
+        with writing(notes) as writer:
+            writer.start()
+            # Nobody has woken the thread.
+            assert began.wait(10)
+            is_lent = here(writer, Note("a"))
+            go.set()
+        assert not is_lent
+        assert notes.commits == []
 
     def test_meanwhile_the_thread_of_the_shard_leaves_the_layout_alone(self) -> None:
         began, go = Event(), Event()
@@ -759,6 +818,7 @@ class TestCommitsOnTheThreadOfTheCaller:
             writer.start()
             lent(writer, call := Note("a"))
             assert outcomes(call) == ["PoisonedError"]
+            asleep(writer)
             assert not here(writer, Note("b"))
             with pytest.raises(PoisonedError):
                 submit(writer, Note("c"))
