@@ -16,9 +16,13 @@ import pytest
 
 from siltstone.errors import PoisonedError
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
+from siltstone.fs.paths import StorePaths
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
+from siltstone.store.log.opening import slab_directory
 from siltstone.store.log.read.pieces import Row
+from siltstone.store.segment.segment import open_segment
+from siltstone.store.segment.sift import is_segment, read_summary
 from siltstone.store.slab.manifest import SlabId
 from tests.support.builders import (
     NAME,
@@ -32,6 +36,7 @@ from tests.support.builders import (
 )
 from tests.support.reading import EVERYTHING, check_everything
 
+PLACE = StorePaths(PATH).database(NAME)
 BIG = b"b" * 20_000
 NEXT = Row("next", b"next")
 SEEDS = range(3)
@@ -132,6 +137,7 @@ def check_left(
         assert rows[: len(early)] == early
         attempt.check(as_given(rows), killed=killed)
         assert left_over(disk) == [], "a file of a compaction stayed"
+        assert misled(disk, database) == [], "an index belongs to the segment of before"
         (serial,) = database.append([NEXT]).wait().serials()
         assert serial not in seen
     for row, given in zip(rows, as_given(rows), strict=True):
@@ -145,8 +151,22 @@ def check_left(
 
 def left_over(disk: MemoryFileSystem) -> list[str]:
     """Return the names of files that a compaction left."""
-    place = PATH / "data" / NAME / "compacting"
+    place = PLACE / "compacting"
     return [entry.name for entry in disk.list(place)] if disk.exists(place) else []
+
+
+def misled(disk: MemoryFileSystem, database: Database) -> list[str]:
+    """Return the segments beside the index of other frames: readers would do without it."""
+    found = []
+    for info in database.slabs():
+        directory = slab_directory(PLACE, info.slab)
+        for entry in filter(is_segment, disk.list(directory)):
+            path = directory / entry.name
+            summary = read_summary(disk, path)
+            revision = open_segment(disk, path).header.revision
+            if summary is not None and summary.revision != revision:
+                found.append(f"{path}: {summary.revision} beside {revision}")
+    return found
 
 
 def nothing(attempt: Attempt) -> None:

@@ -7,10 +7,14 @@ left, and the client gets in again, time after time with the session that its cu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from siltstone.broker.settings.storage import StoreRule
 from siltstone.errors import (
@@ -143,9 +147,9 @@ class Bench:
         self.demand_rest()
 
     def _ask(self, wire: Wire, act: Any, *args: Any, **fields: Any) -> list[Packet]:
-        act(*args, **fields)
+        answers: list[Packet] = act(*args, **fields)
         self.finish()
-        return wire.take()
+        return answers + wire.take()
 
 
 @pytest.fixture(params=RULES)
@@ -269,3 +273,85 @@ def test_after_any_wait_another_connection_takes_over(
         bench.demand_rest()
         steps += 1
     bench.demand_entry(version)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """One connection: what is sent, and what happens until it is cut.
+
+    `pieces` are the ends of what is sent at once, each with the steps after it. `error` is the
+    outcome of the appends of the last steps. An `overlapping` connection is not cut: the next one
+    takes over.
+    """
+
+    version: Version
+    clean_start: bool
+    expiry_seconds: int
+    cut: int
+    pieces: list[tuple[int, int]]
+    error: SiltstoneError | None
+    last_steps: int
+    overlapping: bool
+    steps_after: int
+    seconds_after: float
+
+
+lives = st.builds(
+    Life,
+    version=st.sampled_from(VERSIONS),
+    clean_start=st.sampled_from((False, False, False, True)),
+    expiry_seconds=st.sampled_from((300, 300, 1, 0)),
+    # All bytes are sent more often than a part of them.
+    cut=st.integers(0, 600),
+    pieces=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 12)), max_size=4),
+    error=st.sampled_from((None, None, *ERRORS)),
+    last_steps=st.integers(0, 12),
+    overlapping=st.booleans(),
+    steps_after=st.integers(0, 12),
+    seconds_after=st.sampled_from((0.0, 0.0, 0.6, 2.0, 100.0)),
+)
+
+
+def live(bench: Bench, life: Life) -> Wire:
+    """Let a connection happen up to its end; return it, cut or not."""
+    wire = bench.core.wire(life.version)
+    packets = conversation(
+        life.version, clean_start=life.clean_start, expiry_seconds=life.expiry_seconds
+    )
+    data = b"".join(packets)[: life.cut]
+    sent = 0
+    for end, steps in [*sorted(life.pieces), (len(data), 0)]:
+        stop = max(sent, min(end, len(data)))
+        wire.send_bytes(data[sent:stop])
+        sent = stop
+        for _ in range(steps):
+            bench.step()
+    bench.error = life.error
+    for _ in range(life.last_steps):
+        bench.step()
+    if not life.overlapping:
+        wire.drop()
+    for _ in range(life.steps_after):
+        bench.step()
+    bench.error = None
+    bench.pass_time(life.seconds_after)
+    return wire
+
+
+@settings(max_examples=60)
+@given(rule=st.sampled_from(sorted(RULES)), given_lives=st.lists(lives, min_size=1, max_size=8))
+def test_after_any_history_of_cuts_the_client_gets_in_again(
+    rule: str, given_lives: list[Life]
+) -> None:
+    bench = Bench(rules=RULES[rule])
+    with closing(bench.core):
+        wires = [live(bench, life) for life in given_lives]
+        bench.finish()
+        for wire in wires:
+            wire.drop()
+        bench.finish()
+        # What a failed save left is tried again.
+        bench.pass_time(1.0)
+        bench.finish()
+        bench.demand_rest()
+        bench.demand_entry(given_lives[-1].version)

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from siltstone.errors import StorageFullError
+from siltstone.errors import CorruptionError, StorageFullError
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.log.compact import rewrite as rewrite_module
-from siltstone.store.log.compact.encode import UnfitError
+from siltstone.store.log.compact.encode import UnfitError, encode_compacted
 from siltstone.store.log.compact.rewrite import rewrite_segment
+from siltstone.store.log.read.columns import Columns
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.segment.chain import SegmentHandle
 from siltstone.store.segment.frame import (
@@ -65,11 +67,47 @@ def test_frames_are_joined_and_the_state_is_copied() -> None:
     assert handle.segment().index.stream_rows == source.segment().index.stream_rows
 
 
-def test_unused_serials_behind_the_last_row_are_in_a_frame() -> None:
+@pytest.mark.parametrize("gap", [1, 5])
+def test_unused_serials_behind_the_last_row_are_in_a_frame(gap: int) -> None:
+    world = World()
+    source = sealed([Row("a", b"1")], [Row("a", b"2")], world=world, gap=gap)
+    rewrite_segment(world.fs, source.path, TARGET)
+    assert kinds(world) == [(STATE, 0, 0), (ROWS, 0, 2), (STATE, 2 + gap, 0)]
+
+
+def test_a_last_frame_that_cannot_be_read_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(header: FrameHeader, body: bytes, seed: int) -> bytes:
+        data = encode_frame(header, body, seed)
+        is_last = (header.kind, header.first_serial) == (STATE, 7)
+        return data[:-1] + bytes([data[-1] ^ 1]) if is_last else data
+
+    monkeypatch.setattr(rewrite_module, "encode_frame", encode)
     world = World()
     source = sealed([Row("a", b"1")], [Row("a", b"2")], world=world, gap=5)
+    with pytest.raises(CorruptionError) as caught:
+        rewrite_segment(world.fs, source.path, TARGET)
+    assert caught.value.path == TARGET
+
+
+def test_a_frame_may_have_more_rows_and_topics_than_two_bytes_can_count() -> None:
+    world = World()
+    many = [Row(f"{number:05}", b"") for number in range(65_537)]
+    # The last row stands beside another one, because it has the same topic.
+    source = sealed([*many, many[500]], [Row("a", b"2")], world=world)
+    # It compares the rows itself.
+    made = rewrite_segment(world.fs, source.path, TARGET)
+    assert made.rows == 65_539
+    assert kinds(world) == [(STATE, 0, 0), (ROWS, 0, 65_538), (ROWS, 65_538, 1)]
+
+
+def test_a_segment_beside_the_index_of_other_frames_stays() -> None:
+    world = World()
+    source = sealed([Row("a", b"1")], [Row("a", b"2")], world=world)
     rewrite_segment(world.fs, source.path, TARGET)
-    assert kinds(world) == [(STATE, 0, 0), (ROWS, 0, 2), (STATE, 7, 0)]
+    # As after a power cut between the two renames of a replacement.
+    world.fs.rename(index_path(TARGET), index_path(source.path))
+    with pytest.raises(UnfitError, match="the index belongs to other frames"):
+        rewrite_segment(world.fs, source.path, TARGET.with_name("again.seg"))
 
 
 @pytest.mark.parametrize("size", [1, 70_000])
@@ -214,12 +252,41 @@ def test_a_segment_with_a_hole_stays() -> None:
         rewrite_segment(world.fs, source.path, TARGET)
 
 
-def test_each_new_frame_is_paced_and_the_pace_may_end_the_work() -> None:
+def test_each_new_frame_is_paced_and_the_pace_may_end_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rewrite_module, "FRAME_ROWS", 2)
     world = World()
-    source = sealed([Row("a", b"1")], [Row("b", b"2")], world=world)
+    source = sealed([Row("a", b"1")], [Row("b", b"2")], [Row("b", b"3")], world=world)
+    paced: list[int] = []
+    rewrite_segment(world.fs, source.path, TARGET, paced.append)
+    # Once when it is written, with its rows, and once when it is read again.
+    assert paced == [2, 1, 0, 0]
+    world.fs.remove(TARGET)
+    world.fs.remove(index_path(TARGET))
 
     def end(rows: int) -> None:
         raise StorageFullError(PATH, needed_bytes=rows)
 
     with pytest.raises(StorageFullError, match="needed_bytes=2"):
         rewrite_segment(world.fs, source.path, TARGET, end)
+
+
+@pytest.mark.parametrize("change", ["times", "flags", "values"])
+def test_rows_that_are_read_again_as_others_are_not_taken_for_those_of_the_segment(
+    monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    def encode(columns: Columns, *, edges: bytes, producers: bytes) -> tuple[FrameHeader, bytes]:
+        wrong = {
+            "times": replace(columns, times=columns.times + 1),
+            "flags": replace(columns, flags=columns.flags ^ 4),
+            "values": replace(columns, values=columns.values[::-1]),
+        }
+        return encode_compacted(wrong[change], edges=edges, producers=producers)
+
+    monkeypatch.setattr(rewrite_module, "encode_compacted", encode)
+    world = World()
+    source = sealed([Row("a", b"1")], [Row("a", b"2")], world=world)
+    with pytest.raises(CorruptionError, match="the compacted rows are not those of the segment"):
+        rewrite_segment(world.fs, source.path, TARGET)
+    assert not world.fs.exists(index_path(TARGET))
