@@ -96,6 +96,7 @@ def test_a_process_writes_what_this_one_would_write(tmp_path: Path) -> None:
             assert database.compaction.run(job, rewriter) is not None
         # One process for all segments, until it rests.
         assert len(set(processes)) == 1
+        assert os.getpriority(os.PRIO_PROCESS, processes[0]) == 19
         rewriter.rest()
         assert not Path(f"/proc/{processes[0]}").exists()
         assert check_everything(database) == before

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from siltstone.clock import ManualClock
 from siltstone.errors import UsageError
 from siltstone.session.archive.records import (
     NEVER_EXPIRES,
@@ -188,6 +189,31 @@ class TestTimers:
             world.clock.advance(3600)
             assert len(world.archive.due()) == 1
 
+    @pytest.mark.parametrize(
+        ("now_us", "held_us", "expected"),
+        [
+            (50 * SECOND_US, range(0), [20, 21, 40, 50]),
+            # 30 seconds may not have passed, so 20 certainly have.
+            (50 * SECOND_US, range(10 * SECOND_US, 40 * SECOND_US), [20, 40, 50]),
+            (50 * SECOND_US - 1, range(10 * SECOND_US, 40 * SECOND_US), [40]),
+            (50 * SECOND_US, range(10 * SECOND_US + 1, 40 * SECOND_US + 1), [20, 50]),
+            # What has certainly passed may reach behind the span.
+            (80 * SECOND_US, range(10 * SECOND_US, 40 * SECOND_US), [20, 21, 40, 50]),
+        ],
+    )
+    def test_time_that_may_not_have_passed_makes_nothing_due(
+        self, now_us: int, held_us: range, expected: list[int]
+    ) -> None:
+        class HoldingClock(ManualClock):
+            def held_us(self) -> range:
+                return held_us
+
+        with ArchiveWorld() as world:
+            archive = SessionArchive(world.database, HoldingClock())
+            for second in (20, 21, 40, 50):
+                archive.create(away(f"c{second}", since=0, expiry=second))
+            assert [due.at_us // SECOND_US for due in archive.due(now_us)] == expected
+
     def test_a_group_without_members_is_due_too(self) -> None:
         with ArchiveWorld() as world:
             world.archive.create_groups([GROUP])
@@ -273,6 +299,15 @@ class TestGroups:
             assert owned.serial > taken.serial > former.serial
             assert world.archive.peek_group("g", "a/+") == new
             assert (world.archive.due(1 << 62), len(world.archive.list_groups())) == ([], 1)
+
+    def test_what_the_former_leader_saved_last_is_seen(self) -> None:
+        with ArchiveWorld() as world:
+            former = world.archive.create_groups([GROUP])[0]
+            former.put_progress(position=Position({0: 99}))
+            former.save_later()
+            taken = world.archive.take_group("g", "a/+")
+            assert taken is not None
+            assert taken.state == former.state
 
     def test_groups_are_listed_without_their_progress_from_behind_one_on(self) -> None:
         with ArchiveWorld() as world:

@@ -451,6 +451,51 @@ def test_a_call_that_waits_for_room_gets_the_room_of_a_withdrawn_one() -> None:
     assert notes.commits == [["b"]]
 
 
+def test_a_call_gets_room_as_soon_as_it_is_exactly_enough() -> None:
+    notes = Notes(flush_settings=Control(pending_bytes_max=10))
+    first, second, third = Note("a", 4), Note("b", 6), Note("c", 6)
+    with writing(notes) as writer:
+        with held(writer):
+            submit(writer, first, second)
+            waiting = Thread(target=submit, args=(writer, third))
+            waiting.start()
+            while not writer._waits_for_room:  # noqa: SLF001 - nothing else shows it
+                pass
+            assert writer.withdraw(second)
+            waiting.join(10)
+            assert not waiting.is_alive()
+        assert outcomes(first, third) == ["stored"] * 2
+    assert notes.commits == [["a", "c"]]
+
+
+def test_a_call_that_is_larger_than_all_waits_until_it_is_alone() -> None:
+    notes = Notes(flush_settings=Control(pending_bytes_max=10))
+    first, second = Note("a", 1), Note("b", 800)
+    with writing(notes) as writer:
+        with held(writer):
+            submit(writer, first)
+            waiting = Thread(target=submit, args=(writer, second))
+            waiting.start()
+            while not writer._waits_for_room:  # noqa: SLF001 - nothing else shows it
+                pass
+        waiting.join(10)
+        assert not waiting.is_alive()
+        assert outcomes(first, second) == ["stored"] * 2
+    assert notes.commits == [["a"], ["b"]]
+
+
+def test_maintenance_follows_a_commit_though_orders_came_with_it() -> None:
+    notes = Notes()
+    with writing(notes) as writer:
+        with held(writer):
+            submit(writer, Note("a"))
+            ticket = writer.order(lambda: None)
+        ticket.wait(10)
+        # Orders alone need no maintenance.
+        writer.order(lambda: None).wait(10)
+    assert notes.looks == 1
+
+
 def test_a_call_that_found_no_room_does_not_make_later_flushes_begin() -> None:
     control = Control(flush_interval=1_000, idle_flush_interval=1_000, pending_bytes_max=10)
     notes = Notes(flush_settings=control)

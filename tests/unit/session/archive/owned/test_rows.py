@@ -49,6 +49,11 @@ def test_a_save_writes_only_what_was_changed() -> None:
         owned.save()
         changed = {topic for topic, _, _ in {*before} ^ {*world.rows()}}
         assert changed == {"session/client.\x021/progress"}
+        before = world.rows()
+        owned.put_received(())
+        owned.save()
+        changed = {topic for topic, _, _ in {*before} ^ {*world.rows()}}
+        assert changed == {"session/client.\x021/received"}
 
 
 def test_a_former_owner_can_neither_save_nor_drop() -> None:
@@ -124,6 +129,63 @@ def test_a_plain_save_does_not_depend_on_one_that_failed() -> None:
         found = world.archive.peek("c")
         assert found is not None
         assert (found.user, found.position.serials) == ("", {0: 5})
+        owned.save()
+        assert world.archive.peek("c") == owned.state
+
+
+def test_a_plain_save_that_fails_does_not_take_back_the_state_that_was_saved_after_it() -> None:
+    with ArchiveWorld() as world:
+        owned = world.archive.create(away("c", "a"))
+        with held(world.database):
+            owned.put_progress(position=Position({0: 5}))
+            first = refused(owned.save_later())
+            owned.put_meta(user="u")
+            second = owned.save_later()
+            assert second is not None
+        with pytest.raises(ConflictError):
+            first.wait()
+        second.wait()
+        owned.put_meta(user="v")
+        owned.save()
+        assert world.archive.peek("c") == owned.state
+
+
+def test_a_deletion_that_was_built_on_a_failed_save_fails_too_and_may_be_repeated() -> None:
+    with ArchiveWorld() as world:
+        owned = world.archive.create(away("c", "a"))
+        with held(world.database):
+            owned.put_subscription(away("c", "b").subscriptions[0])
+            first = refused(owned.save_later())
+            second = owned.drop_later()
+        with pytest.raises(ConflictError):
+            first.wait()
+        with pytest.raises(PreconditionError):
+            second.wait()
+        assert filters_of(world) == [("a", 1)]
+        owned.drop()
+        assert world.topics() == []
+
+
+def test_a_deletion_removes_rows_whose_removal_was_not_saved() -> None:
+    with ArchiveWorld() as world:
+        owned = world.archive.create(WHOLE)
+        owned.drop_subscription("b/#")
+        owned.drop_extra(WHOLE.extra[0].packet_id)
+        owned.drop()
+        assert world.topics() == []
+
+
+def test_a_state_that_alone_was_refused_for_want_of_room_is_saved_later() -> None:
+    with ArchiveWorld() as world:
+        world.database.configure(pending_bytes_max=1)
+        owned = world.archive.create(away("c", "a"))
+        with held(world.database):
+            owned.put_progress(position=Position({0: 5}))
+            assert owned.save_later() is not None
+            owned.put_meta(user="u")
+            with pytest.raises(OverloadedError):
+                owned.save_later()
+            assert owned.is_dirty
         owned.save()
         assert world.archive.peek("c") == owned.state
 
@@ -324,11 +386,21 @@ class TestParts:
             assert [type(error) for error in outcomes] == [FencedError]
             assert world.archive.peek("c") == replace(many(1_000), user="owner")
 
+    @pytest.mark.parametrize("is_completed", [False, True])
+    @pytest.mark.parametrize(
+        ("mistake", "kind"),
+        [(ZeroDivisionError(), OutcomeUnknownError), (UsageError("too much"), UsageError)],
+    )
     def test_a_mistake_in_a_part_fails_the_save_and_nothing_is_lost(
-        self, monkeypatch: pytest.MonkeyPatch
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        mistake: Exception,
+        kind: type[Exception],
+        *,
+        is_completed: bool,
     ) -> None:
         def fail(_: None) -> None:
-            raise ZeroDivisionError
+            raise mistake
 
         with ArchiveWorld() as world:
             turns = Turns()
@@ -337,8 +409,11 @@ class TestParts:
             assert isinstance(ticket, CommitInParts)
             outcomes = outcomes_of(ticket)
             monkeypatch.setattr(ticket, "_parts", map(fail, [None]))
+            if is_completed:
+                # As a later save does.
+                ticket.complete()
             turns.run()
-            assert [type(error) for error in outcomes] == [OutcomeUnknownError]
+            assert [type(error) for error in outcomes] == [kind]
             assert (ticket.done, owned.is_dirty) == (True, True)
             owned.save()
             assert world.archive.peek("c") == owned.state
