@@ -301,6 +301,7 @@ class Server:
             if self._settings.persistence == "snapshot":
                 await snapshots.save()
         finally:
+            self._stopping.set()
             watch.close()
             snapshots.close()
             await self._close_listeners(broker)
@@ -499,6 +500,9 @@ class Server:
             self.stop()
 
     def _reload_soon(self, broker: Broker) -> None:
+        if self._stopping.is_set():
+            # The loop may not have its threads any more.
+            return
         task = asyncio.get_running_loop().create_task(self._reload(broker))
         self._reloading.add(task)
         task.add_done_callback(self._reloading.discard)

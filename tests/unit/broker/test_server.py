@@ -367,6 +367,25 @@ class TestReloading:
         errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
         assert errors == ["access_reload_failed", "certificates_reload_failed"]
 
+    def test_sighup_is_ignored_while_the_broker_stops(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        desk = Desk(monkeypatch)
+
+        async def play() -> None:
+            task = await desk.started()
+            desk.server.stop()
+            await task
+            # The end of the loop begins so.
+            await asyncio.get_running_loop().shutdown_default_executor()
+            signal.raise_signal(signal.SIGHUP)
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+        asyncio.run(play())
+        assert "door reloaded" not in desk.events
+        assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
 
 class TestUpkeep:
     def swept(self, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> list[str]:
