@@ -42,7 +42,10 @@ def test_an_index_finds_what_asking_every_topic_finds(
         elif step == "pop":
             assert index.pop(name) == model.pop(name, None)
         else:
-            assert index.match(TopicFilter.parse(name)) == naive_match(model, name)
+            found = naive_match(model, name)
+            assert index.match(TopicFilter.parse(name)) == found
+            walked = index.walk(TopicFilter.parse(name))
+            assert sorted(value for value in walked if value is not None) == sorted(found)
         assert (len(index), index.get(name), name in index) == (
             len(model),
             model.get(name),

@@ -188,10 +188,24 @@ def test_what_is_forgotten_during_a_walk_is_not_met_and_what_is_replaced_is_met_
 def test_walkers_share_what_they_have_before_them_until_it_changes() -> None:
     index: TopicIndex[int] = TopicIndex()
     index.set(b"a/1", 1)
+    index.set(b"a/2", 2)
     first = index.walk(TopicFilter.parse("a/+"))
     assert [next(first), next(first), next(first)] == [None, None, 1]
-    index.set(b"a/2", 2)
-    assert (list(first), walked(index, "a/+")) == ([], [1, 2])
+    index.set(b"a/3", 3)
+    assert (list(first), walked(index, "a/+")) == ([2], [1, 2, 3])
+
+
+@pytest.mark.parametrize("text", ["#", "a/#", "a/+", "a/b", "a/b/#", "a/+/c", "+/+/c", "a/b/c/#"])
+def test_the_only_topic_of_a_branch_is_found_as_one_of_many_is(text: str) -> None:
+    topic_filter = TopicFilter.parse(text)
+    for others in ([], ["a/b"], ["a/b/d"], ["a/x", "x/b/c"]):
+        index = index_of("a/b/c", *others)
+        expected = [topic for topic in index.values() if topic_filter.matches(topic.encode())]
+        assert index.match(topic_filter) == sorted(expected)
+        assert sorted(filter(None, index.walk(topic_filter))) == sorted(expected)
+        for topic in others:
+            index.pop(topic.encode())
+        assert index.match(topic_filter) == [topic for topic in expected if topic == "a/b/c"]
 
 
 def test_the_values_are_those_of_the_moment() -> None:
