@@ -19,7 +19,13 @@ from siltstone.mqtt.packets import Disconnect, PubAck, Publish
 from siltstone.mqtt.properties import Properties
 from siltstone.snapshot.directory import SnapshotDirectory
 from siltstone.snapshot.format.records import Record
-from tests.support.broker_process import Settings, broker_process, clean_environment
+from tests.support.broker_process import (
+    COMMAND,
+    BrokerProcess,
+    Settings,
+    broker_process,
+    clean_environment,
+)
 from tests.support.mqtt_socket import MqttSocket
 from tests.support.snapshots import queued, retained, session
 
@@ -160,3 +166,76 @@ def test_a_broker_serves_retained_messages_that_are_larger_than_its_memory(tmp_p
             device.disconnect()
         # 94 MiB are retained; the loading, a snapshot and the sending take a part of that.
         assert broker.peak_bytes() - empty_bytes < 48 * MIB
+
+
+def fill_retained(data: Path, count: int) -> None:
+    leave_snapshot(data, (retained(f"r/{n}", b"%d" % n) for n in range(count)))
+
+
+def test_a_broker_serves_small_retained_messages_from_the_disk(tmp_path: Path) -> None:
+    count = 30_000
+    fill_retained(tmp_path / "full", count)
+    with broker_process(
+        tmp_path / "full", settings={**IN_MEMORY, "snapshot.memory_max": "1 MiB"}
+    ) as broker:
+        [told] = broker.events("snapshot_payloads_on_disk")
+        assert told["messages"] > 0.9 * count
+        with MqttSocket(broker.port) as device:
+            device.connect("c")
+            device.publish("r/7", b"new", retain=True)
+            device.subscribe("r/#")
+            found = {}
+            for _ in range(count):
+                message = device.expect(Publish)
+                found[message.topic] = message.payload
+            device.disconnect()
+        assert found == {b"r/%d" % n: b"%d" % n for n in range(count)} | {b"r/7": b"new"}
+        broker.save()
+    # The next snapshot has all of them.
+    with broker_process(tmp_path / "full", settings=IN_MEMORY) as broker:
+        [loaded] = broker.events("snapshot_loaded")
+        assert loaded["retained"] == count
+
+
+def mapped_bytes(broker: BrokerProcess) -> int:
+    """Return the address space that a broker has."""
+    lines = Path(f"/proc/{broker.pid}/status").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmSize:")) * 1024
+
+
+def limited_broker(tmp_path: Path, more_bytes: int) -> BrokerProcess:
+    """Return a broker whose address space may be so much larger than that of an empty one."""
+    with broker_process(tmp_path / "empty", settings=IN_MEMORY) as broker:
+        limit = (mapped_bytes(broker) + more_bytes) // 1024
+    command = ("sh", "-c", f'ulimit -v {limit} && exec "$@"', "sh", *COMMAND)
+    return BrokerProcess(tmp_path / "full", settings=IN_MEMORY, command=command)
+
+
+def test_a_start_without_room_for_the_index_ends_with_a_sentence(tmp_path: Path) -> None:
+    fill_retained(tmp_path / "full", 60_000)
+    broker = limited_broker(tmp_path, 40 * MIB)
+    broker.begin()
+    assert broker.wait_for_status() == 2
+    told = str(broker.events()[-1]["event"])
+    assert told.startswith("siltstone: the snapshot does not fit into memory; lower snapshot.")
+
+
+@pytest.mark.soak
+def test_small_retained_messages_need_little_more_than_their_index(tmp_path: Path) -> None:
+    # Before there was an index without nodes, and messages on disk, they took 270 MB.
+    count = 300_000
+    topics = (f"dev/{n}/temp" for n in range(count))
+    leave_snapshot(tmp_path / "full", (retained(topic, b"21.5") for topic in topics))
+    broker = limited_broker(tmp_path, 190 * MIB)
+    try:
+        broker.start()
+        with MqttSocket(broker.port) as device:
+            device.connect("c")
+            device.subscribe("dev/#")
+            found = {device.expect(Publish).topic for _ in range(count)}
+            device.disconnect()
+        assert len(found) == count
+        broker.stop()
+    finally:
+        if broker.is_running:
+            broker.kill()

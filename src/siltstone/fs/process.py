@@ -45,17 +45,28 @@ def open_file_count() -> int:
 def memory_left_bytes() -> int:
     """Return how much more memory this process may take, by machine, container and rlimit."""
     page_bytes = os.sysconf("SC_PAGE_SIZE")
-    mapped_bytes, resident_bytes = _used_memory(page_bytes)
+    _, resident_bytes = _used_memory(page_bytes)
     limits = [page_bytes * os.sysconf("SC_PHYS_PAGES")]
     for name in _MEMORY_LIMITS:
         with suppress(OSError, ValueError), open(name, encoding="ascii") as file:
             limits.append(int(file.read()))
     left_bytes = min(limits) - resident_bytes
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        # This limit counts addresses, whether there is memory behind them or not.
-        left_bytes = min(left_bytes, soft - mapped_bytes)
+    addresses = address_space_left_bytes()
+    if addresses is not None:
+        left_bytes = min(left_bytes, addresses)
     return max(0, left_bytes)
+
+
+def address_space_left_bytes() -> int | None:
+    """Return how much more this process may map, by rlimit; None if there is no limit.
+
+    The limit counts addresses, whether there is memory behind them or not.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    mapped_bytes, _ = _used_memory(os.sysconf("SC_PAGE_SIZE"))
+    return max(0, soft - mapped_bytes)
 
 
 def _used_memory(page_bytes: int) -> tuple[int, int]:

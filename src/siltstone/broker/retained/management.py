@@ -19,7 +19,7 @@ from siltstone.rows.batch import RETAIN
 from siltstone.store.writer.ticket import Ticket
 from siltstone.topic.grammar import TopicFilter
 
-# Messages that one append clears; other work of the loop runs between two appends.
+# Messages that one append clears, or steps of a search; other work of the loop runs in between.
 STEP: Final = 1000
 
 
@@ -42,11 +42,11 @@ class RetainedManagement:
 
     async def count(self, request: NameTopics) -> int:
         """Return how many messages match a filter."""
-        return len(self._topics(request))
+        return len(await self._topics(request))
 
     async def clear(self, request: NameTopics) -> int:
         """Clear the messages that match a filter; when this is on disk, return their number."""
-        topics = self._topics(request)
+        topics = await self._topics(request)
         cleared = 0
         for first in range(0, len(topics), STEP):
             cleared += await self._clear(topics[first : first + STEP])
@@ -59,12 +59,21 @@ class RetainedManagement:
         )
         return cleared
 
-    def _topics(self, request: NameTopics) -> list[bytes]:
+    async def _topics(self, request: NameTopics) -> list[bytes]:
         """Return the matching topics, without values of the broker itself. Raises: UsageError."""
         topic_filter = TopicFilter.parse(request.filter)
         retained = self._broker.retained
-        found = retained.find(topic_filter, self._broker.clock.now_us())
-        return [message.topic for message in found if retained.is_kept(message.topic)]
+        now_us = self._broker.clock.now_us()
+        found: list[bytes] = []
+        for number, message in enumerate(retained.walk(topic_filter)):
+            if number % STEP == STEP - 1:
+                # A message may have to be read from disk.
+                await asyncio.sleep(0)
+            if message is None or message.is_expired(now_us):
+                continue
+            if retained.is_kept(message.topic):
+                found.append(message.topic)
+        return sorted(found)
 
     async def _clear(self, topics: list[bytes]) -> int:
         changed, ticket = clear_some(self._broker.retained, topics)

@@ -1,4 +1,4 @@
-"""The retained messages of the broker: all of them in RAM, found by filter, and their log on disk.
+"""The retained messages of the broker: in RAM, found by filter, and their log on disk.
 
 A change is visible at once, and durable when its ticket is done. The caller that got the ticket
 then calls `settled`, on the thread that owns the messages. Everything else runs on that thread too,
@@ -11,6 +11,8 @@ Invariants:
   leaves the chain, and the next change takes over the message that it replaced.
 - For a topic without a change under way, RAM and a replay of the log give the same message.
 - An expired message counts as cleared: it is never sent, and never becomes visible again.
+- Messages that a large snapshot leaves on disk have only their places in RAM, and only in a broker
+  without a log.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from siltstone.broker.retained.log import Retained, RetainedLog, cleared
+from siltstone.broker.retained.spilled import Kept, whole
 from siltstone.broker.settings.broker import Limits
 from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from siltstone.mqtt.publish import NO_EXPIRY
 from siltstone.rows.batch import QOS_BITS, RETAIN
+from siltstone.session.sending.delivery import Spilled
 from siltstone.store.database import Database, Durability
 from siltstone.store.slab.manifest import SlabId
 from siltstone.store.writer.ticket import Ticket
@@ -83,7 +87,7 @@ class RetainedMessages:
         self.size_bytes = 0
         self._clock = clock
         self._log = None if database is None else RetainedLog(database)
-        self._index: TopicIndex[Retained] = TopicIndex()
+        self._index: TopicIndex[Kept] = TopicIndex()
         self._volatile: TopicIndex[Retained] = TopicIndex()
         self._expiring: set[bytes] = set()
         self._unswept: list[bytes] = []
@@ -129,7 +133,7 @@ class RetainedMessages:
         refused: list[int] = []
         count, size_bytes = len(self._index), self.size_bytes
         for number, topic in enumerate(topics):
-            before = planned[topic] if topic in planned else self._index.get(topic)
+            before = planned[topic] if topic in planned else self._held(topic)
             after: Retained | None = None
             if payloads[number]:
                 expiry = expiries[number] if expiries else NO_EXPIRY
@@ -151,9 +155,7 @@ class RetainedMessages:
                 continue
             planned[topic] = after
             count, size_bytes = count_after, size_after
-        exchanges = [
-            Exchange(topic, self._index.get(topic), after) for topic, after in planned.items()
-        ]
+        exchanges = [Exchange(topic, self._held(topic), after) for topic, after in planned.items()]
         ticket = self._change(planned, now_us, durability)
         return PutReceipt(ticket=ticket, refused=refused, exchanges=exchanges)
 
@@ -206,17 +208,22 @@ class RetainedMessages:
             if not chain:
                 del self._chains[change.topic]
 
-    def all(self) -> list[Retained]:
-        """Return all current messages, without volatile ones."""
+    def all(self) -> list[Kept]:
+        """Return all current messages, or their places on disk; without volatile ones."""
         return self._index.values()
 
-    def put_back(self, message: Retained) -> None:
-        """Restore a message in RAM, without a check of the limits."""
-        self._show(message.topic, message)
+    def put_back(self, message: Retained, place: Spilled | None = None) -> None:
+        """Restore a message, without a check of the limits.
+
+        If it was written to disk, keep only its place in RAM. A broker with a log has no such
+        messages.
+        """
+        assert place is None or self._log is None, "compaction expects messages in RAM"
+        self._show(message.topic, message, place)
 
     def find(self, topic_filter: TopicFilter, now_us: int) -> list[Retained]:
         """Return the messages that match a filter, sorted by the levels of their topics."""
-        found = self._index.match(topic_filter)
+        found = [whole(kept) for kept in self._index.match(topic_filter)]
         if self._expiring:
             expired = [message for message in found if message.is_expired(now_us)]
             if expired:
@@ -234,7 +241,10 @@ class RetainedMessages:
 
         A step that finds no message yields None. Expired messages may be included.
         """
-        return chain(self._volatile.walk(topic_filter), self._index.walk(topic_filter))
+        return chain(
+            self._volatile.walk(topic_filter),
+            (None if kept is None else whole(kept) for kept in self._index.walk(topic_filter)),
+        )
 
     def is_kept(self, topic: bytes) -> bool:
         """Return whether a topic has a message that is not volatile."""
@@ -242,7 +252,7 @@ class RetainedMessages:
 
     def get(self, topic: bytes, now_us: int) -> Retained | None:
         """Return the message of one topic."""
-        message = self._volatile.get(topic) or self._index.get(topic)
+        message = self._volatile.get(topic) or self._held(topic)
         return None if message is None or message.is_expired(now_us) else message
 
     def sweep(self, budget: int) -> int:
@@ -254,7 +264,7 @@ class RetainedMessages:
             self._unswept = list(self._expiring)
         forgotten = 0
         for topic in self._unswept[-budget:]:
-            message = self._index.get(topic)
+            message = self._held(topic)
             if message is not None and message.is_over(self._clock):
                 self._show(topic, None)
                 forgotten += 1
@@ -266,7 +276,7 @@ class RetainedMessages:
 
         The clock was ahead when they were stored.
         """
-        held = ((topic, self._index.get(topic)) for topic in self._expiring)
+        held = ((topic, self._held(topic)) for topic in self._expiring)
         return [topic for topic, message in held if message and message.stored_us > now_us]
 
     def come_again(self, topics: list[bytes]) -> Ticket | None:
@@ -276,7 +286,7 @@ class RetainedMessages:
         then nothing has changed.
         """
         now_us = self._clock.now_us()
-        held = [message for topic in topics if (message := self._index.get(topic)) is not None]
+        held = [message for topic in topics if (message := self._held(topic)) is not None]
         planned: dict[bytes, Retained | None] = {
             message.topic: message.coming_at(now_us) for message in held
         }
@@ -343,7 +353,7 @@ class RetainedMessages:
         size_bytes = 0
         for _ in range(min(len(waiting), _STEP_ROWS)):
             topic = waiting.pop()
-            message = self._index.get(topic)
+            message = self._held(topic)
             if topic not in self._chains and (message is None or message.is_over(self._clock)):
                 # Cleared after the seal, or expired: the log needs no row for it.
                 self._show(topic, None)
@@ -366,7 +376,7 @@ class RetainedMessages:
         a message.
         """
         changes = [
-            _Change(topic, self._index.get(topic), after)
+            _Change(topic, self._held(topic), after)
             for topic, after in planned.items()
             if after is not None or topic in self._index or topic in self._chains
         ]
@@ -384,13 +394,18 @@ class RetainedMessages:
         for change in changes:
             self._chains.setdefault(change.topic, []).append(change)
 
-    def _show(self, topic: bytes, message: Retained | None) -> None:
-        """Set or clear the message of a topic in RAM."""
-        self.size_bytes += _size_of(message) - _size_of(self._index.get(topic))
+    def _held(self, topic: bytes) -> Retained | None:
+        """Return the message of a topic, from RAM or from disk; without volatile ones."""
+        kept = self._index.get(topic)
+        return None if kept is None else whole(kept)
+
+    def _show(self, topic: bytes, message: Retained | None, place: Spilled | None = None) -> None:
+        """Set or clear the message of a topic in RAM; with a place on disk, set only the place."""
+        self.size_bytes += _size_of(message) - _size_of(self._held(topic))
         if message is None:
             self._index.pop(topic)
         else:
-            self._index.set(topic, message)
+            self._index.set(topic, place or message)
         if message is not None and message.expires_us:
             self._expiring.add(topic)
         else:

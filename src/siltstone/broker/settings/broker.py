@@ -354,8 +354,8 @@ class SnapshotSettings(Settings):
         default=None,
         ge=0,
         description="Largest memory for the state that a snapshot loads. Beyond this limit, "
-        "waiting messages and payloads stay on disk until they are sent. none: half of the memory "
-        "that the process may still take when it loads the snapshot.",
+        "messages and payloads stay on disk until they are sent. none: a third of the memory that "
+        "the process may still take when it loads the snapshot.",
     )
 
 

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from siltstone.broker.broker import Broker
 from siltstone.broker.deliver.shares import ShareGroup, Subscriber
 from siltstone.broker.retained.log import Retained
+from siltstone.broker.retained.spilled import whole
 from siltstone.mqtt.encode import encode_message_properties
 from siltstone.mqtt.packets import Will
 from siltstone.rows.batch import RETAIN
@@ -184,7 +185,8 @@ class Capture:
 
     def retained_records(self) -> Iterator[Record]:
         """Yield the retained messages."""
-        for message in self.retained:
+        for kept in self.retained:
+            message = whole(kept)
             if not message.is_over(self._broker.clock):
                 yield _retained_record(message)
 

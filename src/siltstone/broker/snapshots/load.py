@@ -17,7 +17,9 @@ from siltstone.broker.access.access import Identity
 from siltstone.broker.broker import Broker
 from siltstone.broker.deliver.subscribe import SubscriptionRights
 from siltstone.broker.retained.log import Retained
+from siltstone.broker.retained.spilled import encode_retained
 from siltstone.errors import UsageError
+from siltstone.fs.process import address_space_left_bytes
 from siltstone.mqtt.packets import Subscription, Will
 from siltstone.mqtt.properties import decode_properties
 from siltstone.mqtt.publish import stored_properties
@@ -49,6 +51,10 @@ _MESSAGE_BYTES: Final = 100
 # The largest number of messages and bytes of a run on disk. Its last message may exceed the bytes.
 _RUN_MESSAGES: Final = 250
 _RUN_BYTES: Final = 256 * 1024
+# After this many records, check that a limit of the address space leaves room for the threads and
+# buffers of a running broker. Compiled code cannot survive that a small object has no room.
+_CHECKED_RECORDS: Final = 1000
+_NEEDED_BYTES: Final = 32 * 1024 * 1024
 # Replaces an expiry time of 0, which would mean never.
 _JUST_BEFORE: Final = -1e-9
 
@@ -74,13 +80,22 @@ class SnapshotLoad:
         self._run: list[Delivery] = []
         self._run_bytes = 0
         self._wills: list[tuple[Session, Will, Spilled | None]] = []
+        self._records = 0
         self.sessions = 0
         self.messages = 0
         # The number of messages that stay on disk, whole or their payloads.
         self.spilled_messages = 0
 
     def apply(self, record: Record) -> None:
-        """Apply one record. Raises: UsageError for a record that is not from a broker."""
+        """Apply one record.
+
+        Raises: UsageError for a record that is not from a broker; MemoryError.
+        """
+        self._records += 1
+        if self._records % _CHECKED_RECORDS == 0:
+            left_bytes = address_space_left_bytes()
+            if left_bytes is not None and left_bytes < _NEEDED_BYTES:
+                raise MemoryError("the address space that is left is needed to run the broker")
         match record:
             # The most frequent record first.
             case QueuedMessage():
@@ -130,9 +145,17 @@ class SnapshotLoad:
         )
         if message.is_over(self._broker.clock):
             return
-        self._contents.take(_RETAINED_BYTES + len(record.topic) + len(record.publisher))
-        self._broker.retained.put_back(message)
-        self.spilled_messages += spilled is not None
+        retained = self._broker.retained
+        beside = len(record.topic) + len(message.properties) + len(record.publisher)
+        place = None
+        if not self._contents.take(_RETAINED_BYTES + beside):
+            if retained.is_kept(record.topic):
+                # What it replaces is read.
+                self._contents.flush()
+            data = encode_retained(message)
+            place = Spilled(*self._contents.put(data), len(data))
+        retained.put_back(message, place)
+        self.spilled_messages += spilled is not None or place is not None
 
     def _begin(self, record: SessionState) -> None:
         self._end()

@@ -292,7 +292,8 @@ def bounded_contents(
 ) -> BoundedContents:
     """Return the place for payloads: in memory up to `memory_max`, then in a temporary file.
 
-    The default of `memory_max` is half of the memory that is left. The file ends with this process.
+    The default of `memory_max` is a third of the memory that is left: the index of what is on disk
+    takes memory too. The file ends with this process.
     """
 
     def create() -> File:
@@ -303,7 +304,7 @@ def bounded_contents(
         fs.remove(path)
         return file
 
-    return BoundedContents(memory_left_bytes() // 2 if memory_max is None else memory_max, create)
+    return BoundedContents(memory_left_bytes() // 3 if memory_max is None else memory_max, create)
 
 
 def load_state(
@@ -327,8 +328,9 @@ def load_state(
         reserve.clear()
         raise UsageError(
             f"the snapshot does not fit into memory; lower snapshot.memory_max, which keeps more "
-            f"payloads on disk, or allow more memory: directory={keeper.directory} "
-            f"sessions={revival.sessions} messages={revival.messages}"
+            f"messages on disk, or allow more memory: directory={keeper.directory} "
+            f"sessions={revival.sessions} messages={revival.messages} "
+            f"retained={len(broker.retained)}"
         ) from exc
     finally:
         gc.enable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,9 @@ from siltstone.version import __version__, form
 
 # Addresses that a client on this machine reaches without an option for the host.
 _LOCAL: Final = ("", "127.0.0.1", "0.0.0.0", "localhost", "[::]", "[::1]")  # noqa: S104
+# The default is 8 MiB on most systems. Under a limit of the address space, the memory of the broker
+# is then needed for stacks.
+_STACK_BYTES: Final = 1024 * 1024
 
 
 AllowEmpty = Annotated[
@@ -98,6 +102,7 @@ def serve(
         check_files(settings)
         sys.stdout.write(effective_toml(settings))
         return
+    threading.stack_size(_STACK_BYTES)
     early = EarlySignals()
     hush_libraries()
     is_watched = sys.stderr.isatty() and settings.log.format == "human"

@@ -39,8 +39,11 @@ class Loan:
         self.publisher = publisher
 
 
+@mypyc_attr(acyclic=True)
 class Spilled:
-    """A payload that was written to disk to save memory."""
+    """Bytes that were written to disk to save memory: a payload, or one or more messages."""
+
+    __slots__ = ("file", "length", "start")
 
     def __init__(self, file: File, start: int, length: int) -> None:
         self.file = file
@@ -48,15 +51,15 @@ class Spilled:
         self.length = length
 
     def read(self) -> bytes:
-        """Return the payload. Raises: DiskError, CorruptionError if the file is too short."""
-        payload = self.file.read_at(self.start, self.length)
-        if len(payload) != self.length:
+        """Return the bytes. Raises: DiskError, CorruptionError if the file is too short."""
+        data = self.file.read_at(self.start, self.length)
+        if len(data) != self.length:
             raise CorruptionError(
                 "the file ends before the payload does",
                 path=self.file.path,
-                offset=self.start + len(payload),
+                offset=self.start + len(data),
             )
-        return payload
+        return data
 
 
 @mypyc_attr(acyclic=True)
