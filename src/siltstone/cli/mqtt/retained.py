@@ -124,7 +124,8 @@ def _load(store: Store, data: Path) -> RetainedMessages:
     if LOG_NAME not in store.names():
         raise UsageError(
             f"{data} has no retained messages on disk. A broker with persistence = "
-            '"snapshot" keeps them in memory; start it to list or clear them'
+            '"snapshot" keeps them in memory: while it runs, list them with siltstone sub '
+            "--retained-only, and delete them with siltstone retained clear"
         )
     retained = RetainedMessages(store.database(LOG_NAME), SystemClock(), Limits())
     retained.load()
