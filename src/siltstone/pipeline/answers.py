@@ -23,6 +23,8 @@ _OURS: Final = re.compile(r"\bsiltstone\.errors\.\w+: (.+)$", re.MULTILINE)
 # The start of a Java error: the call that raised it, and its class.
 _CALL: Final = "An error occurred while calling "
 _CLASS: Final = re.compile(r"^: (?:[\w$]+\.)+[\w$]+:? *")
+# The code of the SQL standard: the name in brackets says the same in words.
+_CODE: Final = re.compile(r" SQLSTATE: \w+$")
 
 
 def explain(path: str, **options: str) -> PlanReport:
@@ -82,4 +84,4 @@ def sentence_in(text: str) -> str:
         return ours[1]
     lines = (_CLASS.sub("", line).strip() for line in text.splitlines())
     said = next((line for line in lines if line and not line.startswith(_CALL)), "")
-    return said.rstrip("; ")
+    return _CODE.sub("", said).rstrip("; ")

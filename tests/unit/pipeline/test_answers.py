@@ -71,6 +71,10 @@ def test_what_a_query_reads_is_told_without_reading_it() -> None:
             "[WORKER] below:\nTraceback\n  File x\nsiltstone.errors.UsageError: no topic: row=1\n",
             "no topic: row=1",
         ),
+        (
+            "[PATH_NOT_FOUND] Path does not exist: file:/a.csv. SQLSTATE: 42K03",
+            "[PATH_NOT_FOUND] Path does not exist: file:/a.csv.",
+        ),
         ("", "Spark could not do it: ParseException"),
     ],
 )

@@ -37,7 +37,7 @@ BridgeName = Annotated[
     AfterValidator(_name),
     Noun("a name of up to 64 letters, digits, _ and - that begins with a letter or digit"),
 ]
-ServerUrl = Annotated[str, AfterValidator(_url), Noun("a URL as mqtt://HOST[:PORT]")]
+ServerUrl = Annotated[str, AfterValidator(_url), Noun("a URL such as mqtt://HOST[:PORT]")]
 
 
 class BridgeTopic(Settings):

@@ -119,6 +119,8 @@ class ClusterSettings(Settings):
                     "is missing: site, seeds, listen and nats need the name of the cluster", "name"
                 )
             return self
+        if not self.site:
+            raise wrong("is missing: a cluster needs the name of this site", "site")
         for key, name in (("name", self.name), ("site", self.site)):
             if not _NAME.fullmatch(name):
                 raise wrong(f"must have 1 to 32 letters, digits, '_' and '-', found {name!r}", key)
@@ -145,6 +147,8 @@ class ClusterSettings(Settings):
             return
         if self.nats_monitor:
             raise wrong("is for servers of your own: set nats too", "nats_monitor")
+        if not self.seeds:
+            raise wrong("is missing: a cluster needs the addresses of its sites", "seeds")
         for place in self.seeds.split(","):
             if not _PLACE.fullmatch(place.strip()):
                 raise wrong(f"must be HOST:PORT,HOST:PORT,…: {place.strip()!r}", "seeds")

@@ -25,9 +25,9 @@ def test_the_messages_of_a_cluster_are_replicated_unless_the_settings_say_otherw
     ("fields", "complaint"),
     [
         ({"site": "a"}, "is missing"),
-        ({"name": "plant", "seeds": "h:1"}, "must have 1 to 32"),
+        ({"name": "plant", "seeds": "h:1"}, "is missing: a cluster needs the name of this site"),
         ({"name": "a b", "site": "a", "seeds": "h:1"}, "must have 1 to 32"),
-        ({"name": "plant", "site": "a"}, "must be HOST:PORT"),
+        ({"name": "plant", "site": "a"}, "is missing: a cluster needs the addresses of its sites"),
         ({"name": "plant", "site": "a", "seeds": "h:1,h"}, "must be HOST:PORT"),
         ({"name": "plant", "site": "a", "seeds": "h:1", "listen": "h"}, "must be HOST:PORT"),
     ],
