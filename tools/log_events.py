@@ -150,13 +150,13 @@ MEANINGS: Final = {
     "session_save_failed": "The state of a session could not be saved.",
     "sessions_found_connected": "The broker ended without a shutdown while `sessions` clients "
     "were connected.",
-    "cluster_certificates_failed": "New certificates of this site cannot be used; it goes on with "
-    "the old ones.",
+    "cluster_certificates_failed": "The new certificates of this site cannot be used; the site "
+    "continues with the old ones.",
     "cluster_certificates_replaced": "The site has new certificates: it issued one before the old "
     "one ended, or found new files.",
-    "cluster_alarm_cleared": "What an alarm of the cluster was about is over.",
-    "cluster_alarm_raised": "Something in the cluster is wrong for some seconds: `kind`, `place` "
-    "and `text` say what.",
+    "cluster_alarm_cleared": "The cause of an alarm of the cluster is gone.",
+    "cluster_alarm_raised": "The cluster has had a problem for some seconds; `kind`, `place` and "
+    "`text` say which.",
     "cluster_joined": "This site has reached a majority of its cluster.",
     "cluster_task_failed": "A bug in Siltstone ended a task of the cluster; please report the "
     "traceback.",
@@ -165,36 +165,37 @@ MEANINGS: Final = {
     "site does not replicate its own.",
     "copy_failed": "A shard could not be copied from another site; this site tries again.",
     "offer_failed": "The files of a shard could not be listed for a site that wants to copy them.",
-    "placement_planned": "A shard is to have other replicas: `replicas`.",
+    "placement_planned": "A shard is to move to other replicas: `replicas`.",
     "placement_reached": "The transition of a shard to other replicas has ended.",
     "settings_without_effect": "Settings configure a part of the broker that is off, so they do "
     "nothing; `remedy` says how to turn it on.",
     "shard_handed_over": "The leader of a shard asks another site to lead it.",
     "site_changed": "An operator has changed the role of a site.",
     "site_left": "A site that leaves has no replica any more: it is an observer now.",
-    "replica_joined": "A site has what the in-sync sites of a shard have, and is one of them now.",
-    "replica_left": "A site was away for `cluster.away_after`, or 512 MiB behind: the log is "
-    "trimmed without it.",
+    "replica_joined": "A site has caught up with the in-sync sites of a shard and is one of them "
+    "now.",
+    "replica_left": "A site was away for `cluster.away_after`, or was 512 MiB behind, so the "
+    "shared log no longer keeps messages for it.",
     "log_gap": "A message of a shared log is missing or damaged; the site reads again.",
-    "log_trimmed": "What all in-sync sites have synced was removed from a shared log.",
+    "log_trimmed": "Messages that all in-sync sites have synced were removed from a shared log.",
     "log_unreachable": "A shared log cannot be read now; the site tries again.",
     "nats_ended": "The NATS server of this site has ended; it is started again.",
     "nats_found": "The NATS server of an earlier start still runs, and this site uses it.",
     "nats_started": "This site has started its NATS server.",
     "nats_unsafe": "A NATS server of the user could lose what is acknowledged; `error` says which "
     "one and why. Rows wait where this site leads.",
-    "nats_safe": "The NATS servers of the user are as they must be again.",
-    "nats_without_space": "The NATS server of this site found no space on the disk, and keeps no "
-    "shared logs until it is started again, which this site does when there are 16 MiB.",
-    "mark_waits_for_space": "A site cannot remember how far it has stored a shared log, for lack "
-    "of disk space; it goes on, but another site is to lead.",
-    "shard_behind_trim": "The shared log does not have the messages any more that this site needs "
-    "next, so it copies the shard from another site.",
+    "nats_safe": "The NATS servers of the user have safe settings again.",
+    "nats_without_space": "The NATS server of this site found no space on the disk and keeps no "
+    "shared logs. The site restarts it when 16 MiB are free.",
+    "mark_waits_for_space": "The disk has no space for the position of this site in a shared log. "
+    "The site continues, and another site is to lead.",
+    "shard_behind_trim": "The shared log no longer has the next messages for this site, so the "
+    "site copies the shard from another site.",
     "shard_copied": "This site has copied a shard from another one, and continues from there.",
     "shard_lost_rows": "The files of a shard have fewer rows than this site had synced. It reads "
     "the shared log from the beginning, or copies from another site.",
     "shard_repairs": "This site replaces damaged segments by those of another site.",
-    "scrub_failed": "The check of sealed segments could not go on; it is tried again.",
+    "scrub_failed": "The check of sealed segments failed; it is tried again.",
     "segment_damaged": "The check in the background found a sealed segment that cannot be read.",
     "segment_differs": "The check in the background found a segment whose rows are not those of "
     "most sites.",
@@ -202,10 +203,10 @@ MEANINGS: Final = {
     "which one is right. Nothing is changed: compare the sites.",
     "shard_led": "This site leads a replicated shard from now on.",
     "shard_stepped_down": "This site does not lead a replicated shard any more.",
-    "shard_stopped": "A site stopped replicating a shard, because its log has something that an "
-    "intact log cannot have; an operator must decide.",
-    "shard_waits_for_space": "A row of another site cannot be stored for lack of disk space; the "
-    "shard reads no further until it can.",
+    "shard_stopped": "A site stopped replicating a shard, because its log contains a message that "
+    "an intact log cannot contain; an operator must decide.",
+    "shard_waits_for_space": "The disk has no space for a row of another site; the shard reads no "
+    "further until there is space.",
     "shard_failed": "A bug in Siltstone ended the writer thread of a shard; please report the "
     "traceback.",
     "shard_upkeep_failed": "A periodic sync, rotation or removal of a shard failed; it is tried "
@@ -222,8 +223,8 @@ MEANINGS: Final = {
     "segment_not_compacted": "A segment cannot be compacted and stays as it is; `error` says why.",
     "slab_dropped": "A slab was removed; `why` is `age`, `size`, `delivered` or `command`.",
     "slab_recovered": "The store repaired a slab after a crash.",
-    "snapshot_cut_not_quiet": "Messages were stored while a snapshot of the store began, so it "
-    "may have some of them and not others.",
+    "snapshot_cut_not_quiet": "Messages were stored while a snapshot of the store began, so its "
+    "databases may differ by some of them.",
     "snapshot_damaged": "A snapshot is damaged and was moved to `moved_to`; an older one is tried.",
     "snapshot_failed": "A snapshot could not be written; the one before it stays.",
     "snapshot_link_broken": "The link to the newest snapshot names a file that does not exist.",
