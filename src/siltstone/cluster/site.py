@@ -15,7 +15,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from threading import Event, Thread
@@ -48,6 +48,7 @@ from siltstone.cluster.sites.placing import Placing
 from siltstone.cluster.sites.producer_names import ProducerNames, ended_producers
 from siltstone.cluster.sites.scrubber import Scrubber
 from siltstone.cluster.sites.seen import AWAY_SECONDS, PeerSite, SiteShard, key_of
+from siltstone.cluster.sites.standstill import ASK_SECONDS, ClusterStandstill, counted
 from siltstone.cluster.sites.state import state_of
 from siltstone.cluster.user_nats import UserNats
 from siltstone.errors import OutcomeUnknownError, RetryError, SiltstoneError, UsageError
@@ -155,6 +156,7 @@ class ClusterSite:
         self._scrubber = Scrubber(
             settings, self._shards, self._placing, self._ask_for_copy, self._copier
         )
+        self._standstill = ClusterStandstill(self.site, self._shards, self._ask_what_counted)
 
     # From any thread.
 
@@ -255,6 +257,20 @@ class ClusterSite:
     def prefer_leader(self, shard: str, site: str) -> None:
         """Let a site lead a shard; "" for any. Raises: UsageError, RetryError."""
         self._call(self._change_placement(shard, partial(preferring, site=site)))
+
+    def stand_still(self) -> dict[str, int]:
+        """Let all shards of the cluster store no calls for some seconds, and wait until this site
+        has everything that was acknowledged; return the next serial of each shard, for
+        `stood_still`. Raises: RetryError, OutcomeUnknownError.
+        """
+        return self._call(self._stand_still())  # type: ignore[no-any-return]
+
+    def stood_still(self, serials: Mapping[str, int]) -> bool:
+        """Let the shards go on; return whether none has stored a call since `stand_still`.
+
+        Raises: RetryError, OutcomeUnknownError.
+        """
+        return self._call(self._stood_still(serials))  # type: ignore[no-any-return]
 
     def status(self) -> dict[str, Any]:
         """Return the state of the cluster as this site sees it."""
@@ -376,6 +392,7 @@ class ClusterSite:
         await client.subscribe(f"silt.call.{self.site}", cb=self._take_call)
         await client.subscribe(f"silt.copy.{self.site}", cb=self._take_copy)
         await client.subscribe(f"silt.lead.{self.site}", cb=self._take_lead)
+        await client.subscribe(f"silt.counted.{self.site}", cb=self._take_question)
         # Only now: all tasks use it from here on.
         self._connection.client = client
 
@@ -743,6 +760,45 @@ class ClusterSite:
             if not await self._ask_successors():
                 return
             await asyncio.sleep(_HAND_OVER_SECONDS)
+
+    # Standing still for a backup
+
+    async def _stand_still(self) -> dict[str, int]:
+        registry = await self._opened_registry()
+        keys: set[str] = set()
+        for name in await registry.databases():
+            known = await registry.database(name)
+            if known is not None and known.is_ready:
+                keys |= {f"{name}/{shard}" for shard in range(len(known.nonces))}
+        try:
+            return await self._standstill.reach(keys)
+        except BaseException:
+            await self._standstill.end(keys)
+            raise
+
+    async def _stood_still(self, serials: Mapping[str, int]) -> bool:
+        try:
+            return await self._standstill.lasted(serials)
+        finally:
+            await self._standstill.end(serials)
+
+    async def _ask_what_counted(self, peer: str, values: dict[str, Any]) -> bytes:
+        data = json.dumps(values).encode()
+        subject = f"silt.counted.{peer}"
+        return (await self._client.request(subject, data, timeout=ASK_SECONDS)).data
+
+    async def _take_question(self, message: Msg) -> None:
+        """Answer how far the log of a shard has counted; several answers may be under way."""
+        self._spawn(self._answer_question(message))
+
+    async def _answer_question(self, message: Msg) -> None:
+        try:
+            values = json.loads(message.data)
+            shard, rest = self._shards[str(values["shard"])], values["rest"]
+            index = await counted(shard.log, None if rest is None else float(rest))
+        except (ValueError, KeyError, TypeError):
+            index = None
+        await self._reply(message.reply, json.dumps({"index": index}).encode())
 
     # Membership
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from siltstone.manage.verb import Document, Nothing, Request, RequiredRight, Verb
+from siltstone.manage.verb import Document, Nothing, Request, RequiredRight, Verb, YesOrNo
 
 
 class SiteChange(Request):
@@ -21,6 +21,12 @@ class ShardMove(Request):
     old: str = ""
     new: str = ""
     leader: str | None = None
+
+
+class StandstillEnd(Request):
+    """The next serial of each shard, as `cluster-stand-still` has answered."""
+
+    serials: dict[str, int]
 
 
 CLUSTER_VERBS: Final = (
@@ -42,6 +48,20 @@ CLUSTER_VERBS: Final = (
         name="cluster-move",
         request=ShardMove,
         response=Nothing,
+        role=RequiredRight.MANAGE,
+        where="broker",
+    ),
+    Verb(
+        name="cluster-stand-still",
+        request=Nothing,
+        response=Document,
+        role=RequiredRight.MANAGE,
+        where="broker",
+    ),
+    Verb(
+        name="cluster-stood-still",
+        request=StandstillEnd,
+        response=YesOrNo,
         role=RequiredRight.MANAGE,
         where="broker",
     ),

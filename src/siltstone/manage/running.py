@@ -237,6 +237,19 @@ def while_still(data: PurePath, look: Callable[[], None]) -> bool:
         return bool(broker.ask("release", changes=False).value and is_still)
 
 
+def while_cluster_still(data: PurePath, look: Callable[[], None]) -> bool:
+    """Call `look` while no shard of the broker's cluster stores anything, and the broker has
+    everything that was acknowledged before; return whether the pause lasted until the end.
+
+    Raises: RetryError, UsageError; any error of `look`.
+    """
+    with RunningBroker(StorePaths(data).control_socket) as broker:
+        serials = broker.ask("cluster-stand-still", changes=False).value
+        look()
+        fields = {"serials": serials}
+        return bool(broker.ask("cluster-stood-still", fields, changes=False).value)
+
+
 @contextmanager
 def pinned(data: PurePath) -> Iterator[None]:
     """Prevent the broker from reclaiming rows in this context. Raises: RetryError."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from siltstone.broker.control.socket import Deed
 from siltstone.errors import UsageError
-from siltstone.manage.cluster import ShardMove, SiteChange
+from siltstone.manage.cluster import ShardMove, SiteChange, StandstillEnd
 from siltstone.manage.verb import Nothing
 from siltstone.store.writer.replication.sites.planning import SiteRole
 
@@ -39,4 +39,18 @@ def cluster_deeds(cluster: ClusterSite | None) -> dict[str, Deed]:
             await asyncio.to_thread(site().prefer_leader, request.shard, request.leader)
         return Nothing()
 
-    return {"cluster-status": status, "cluster-site": change_site, "cluster-move": move}
+    async def stand_still(_request: object) -> object:
+        return {} if cluster is None else await asyncio.to_thread(cluster.stand_still)
+
+    async def stood_still(request: StandstillEnd) -> object:
+        if cluster is None:
+            return not request.serials
+        return await asyncio.to_thread(cluster.stood_still, request.serials)
+
+    return {
+        "cluster-status": status,
+        "cluster-site": change_site,
+        "cluster-move": move,
+        "cluster-stand-still": stand_still,
+        "cluster-stood-still": stood_still,
+    }

@@ -16,12 +16,19 @@ from siltstone.cli.options import DATA_DEFAULT, Data, Json, check_replaceable, c
 from siltstone.cli.output.output import note, say, show_json
 from siltstone.cli.output.progress import BYTES, Meter, progress, tree_size, watched
 from siltstone.clock import SystemClock
-from siltstone.errors import CorruptionError, ExistsError, NotFoundError, UsageError
+from siltstone.errors import (
+    CorruptionError,
+    ExistsError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RetryError,
+    UsageError,
+)
 from siltstone.fs.api import File
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem, absolute_path
 from siltstone.fs.publish import TEMPORARY_SUFFIX
-from siltstone.manage.running import is_served, pinned, while_still
+from siltstone.manage.running import is_served, pinned, while_cluster_still, while_still
 from siltstone.settings.quantities import format_size, parse_size
 from siltstone.snapshot.backup import BackupSource
 from siltstone.snapshot.format.contents import ContentsInFile
@@ -54,12 +61,19 @@ def backup(
         Path, typer.Argument(metavar="FILE", help="File to write.", show_default=False)
     ],
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    this_site: Annotated[
+        bool,
+        typer.Option("--this-site", help="Do not wait for the other sites of the cluster."),
+    ] = False,
     data: Data = DATA_DEFAULT,
     json: Json = False,
 ) -> None:
     """Write a backup of the whole data directory to one file.
 
     The command works beside a running broker. The file is compressed with gzip.
+
+    At a site of a cluster, the backup has everything that any site acknowledged before it began,
+    and shows all shards at one moment. With --this-site it has what this site has read.
 
     $ siltstone backup backup.gz
     $ siltstone backup backup.gz --data /var/lib/siltstone --force
@@ -91,7 +105,8 @@ def backup(
             # The sessions in the backup need rows that may be delivered, and reclaimed, before they
             # are copied.
             closing.enter_context(pinned(data))
-        _cut(data, source)
+        is_site = fs.exists(StorePaths(absolute_path(data)).cluster)
+        _cut(data, source, of_cluster=is_site and not this_site)
         with progress(
             "Backing up", BYTES, tree_size(fs, StorePaths(absolute_path(data)).data)
         ) as meter:
@@ -116,15 +131,49 @@ def _watched(records: Iterable[Record], meter: Meter) -> Iterator[Record]:
         yield record
 
 
-def _cut(data: Path, source: BackupSource) -> None:
-    """Cut all databases at one moment, while a running broker stores nothing."""
+def _cut(data: Path, source: BackupSource, *, of_cluster: bool) -> None:
+    """Cut all databases at one moment, while a running broker, or its cluster, stores nothing.
+
+    Raises: RetryError if no moment was found at which the cluster stores nothing.
+    """
     if not is_served(data):
         source.cut()
         return
+    cut = _Cut(data, source, of_cluster=of_cluster)
     for _ in range(_CUTS_MAX):
-        if while_still(data, source.cut):
+        if while_still(data, cut.make) and cut.lasted:
             return
+    if not cut.lasted:
+        raise RetryError(
+            "the cluster has stored messages while the backup began, try again; with --this-site, "
+            "the backup has what this site has read"
+        )
     note("messages were stored while the backup started; its databases may differ by some of them")
+
+
+class _Cut:
+    """Cuts the databases of a site. `lasted` tells whether no other site of the cluster stored
+    anything during the last cut.
+    """
+
+    def __init__(self, data: Path, source: BackupSource, *, of_cluster: bool) -> None:
+        self._data = data
+        self._source = source
+        self._of_cluster = of_cluster
+        self.lasted = not of_cluster
+
+    def make(self) -> None:
+        """Cut the databases. Raises: RetryError."""
+        if not self._of_cluster:
+            self._source.cut()
+            return
+        try:
+            self.lasted = while_cluster_still(self._data, self._source.cut)
+        except (RetryError, OutcomeUnknownError) as exc:
+            raise RetryError(
+                f"the backup of the cluster cannot begin: {exc}; with --this-site, the backup has "
+                f"what this site has read"
+            ) from exc
 
 
 def _check_kind(file: Path, source: File) -> None:

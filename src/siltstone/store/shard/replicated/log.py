@@ -55,9 +55,11 @@ from siltstone.store.writer.replication.actions import (
     FetchMessage,
     Lead,
     PublishMessage,
+    Refused,
     StepDown,
     StopReading,
     StoreMessage,
+    Unknown,
 )
 from siltstone.store.writer.replication.follower import (
     Follower,
@@ -117,7 +119,14 @@ class _Retire:
     ended: tuple[tuple[bytes, int | None], ...]
 
 
-_Event = _Retire | _Message | LogBounds | PeerProgress | _Claim | _Tick | _Ask
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What has counted until now? The answer is an index, or None if this site does not lead."""
+
+    then: Callable[[int | None], None]
+
+
+_Event = _Retire | _Message | LogBounds | PeerProgress | _Claim | _Tick | _Ask | _Question
 
 
 class Files:
@@ -257,6 +266,11 @@ class ReplicatedLog:
         self._log_is_full = False
         # Why rows wait, because what is acknowledged could be lost; "" if they do not.
         self._unsafe = ""
+        # The time of the clock until which calls wait because of a backup.
+        self._rests_until = 0.0
+        # Questions that are to be asked, and those under way by their request.
+        self._questions: list[Callable[[int | None], None]] = []
+        self._asked: dict[int, Callable[[int | None], None]] = {}
         self.view = self._look()
 
     # From any thread.
@@ -351,6 +365,27 @@ class ReplicatedLog:
     def hold_rows(self, reason: str) -> None:
         """Let calls wait while the shared log could lose what it acknowledges; "" ends that."""
         self._unsafe = reason
+
+    def rest(self, seconds: float) -> None:
+        """Let calls wait for this long from now on; 0 ends that. Records that carry no calls, as
+        drops, do not wait.
+        """
+        self._rests_until = self._clock.monotonic() + seconds if seconds else 0.0
+
+    def ask_what_counted(self, then: Callable[[int | None], None]) -> None:
+        """Call `then` with an index, on the thread of the shard: everything that any leader has
+        acknowledged before this call has an index up to it. None if this site does not lead.
+
+        The calls that are being stored are waited for. There may be no answer if the shared log
+        takes nothing, or the shard is closed.
+        """
+        self._put(_Question(then))
+
+    @property
+    def next_serial(self) -> int:
+        """The serial of the next row that this site stores."""
+        assert self._files is not None
+        return self._files.next_serial()
 
     def sealed_segments(self) -> list[str]:
         """Return the sealed segments of this site, as GENERATION/SERIAL.seg."""
@@ -492,6 +527,11 @@ class ReplicatedLog:
         """Return the error if nothing can be added to the shard now; None if it can."""
         if self._core.leader is None or self._unstored is not None:
             return NotLeaderError(f"this site does not lead shard {self.shard}")
+        if self._clock.monotonic() < self._rests_until:
+            return NotLeaderError(
+                f"shard {self.shard} takes no calls at this moment, because a backup begins: send "
+                f"the call again"
+            )
         if self._unsafe:
             return OverloadedError(f"rows wait: {self._unsafe}")
         if self._log_is_full:
@@ -576,7 +616,27 @@ class ReplicatedLog:
             self._take(event)
         assert self._files is not None
         self._files.publish()
+        self._ask_log()
         self._show()
+
+    def _ask_log(self) -> None:
+        """Ask the log what has counted, for those who want to know. No call is being stored."""
+        questions, self._questions = self._questions, []
+        for then in questions:
+            if self._core.leader is None or self._unstored is not None:
+                then(None)
+                continue
+            self._requests += 1
+            self._asked[self._requests] = then
+            self._do(self._core.ask(self._requests))
+
+    def _answer(self, action: Confirmed | Refused | Unknown) -> None:
+        """Answer a question of `ask_what_counted`, or note the one of `confirm`."""
+        then = self._asked.pop(action.request, None)
+        if then is not None:
+            then(action.index if isinstance(action, Confirmed) else None)
+        elif isinstance(action, Confirmed):
+            self._confirmed = action.request
 
     def _show(self) -> None:
         before, self.view = self.view, self._look()
@@ -625,6 +685,8 @@ class ReplicatedLog:
                 self._publish_again(core)
             case _Ask():
                 self._offer(event.then)
+            case _Question():
+                self._questions.append(event.then)
             case _Retire():
                 producers = core.follower.producers
                 for site, known in event.ended:
@@ -669,8 +731,8 @@ class ReplicatedLog:
                     log(
                         _LOG, logging.CRITICAL, "shard_stopped", reason=action.reason, **self._facts
                     )
-                case Confirmed():
-                    self._confirmed = action.request
+                case Confirmed() | Refused() | Unknown():
+                    self._answer(action)
                 case _:
                     # Answers: `commit` returns when its record was stored.
                     pass
