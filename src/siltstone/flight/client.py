@@ -58,15 +58,21 @@ class NodeClient:
         self._open()
 
     def _anywhere(self, act: Callable[[], _T]) -> _T:
-        """Return the answer of the first address that has one. Raises: the error of the last."""
-        for _ in self._urls[1:]:
+        """Return the answer of the first address that has one.
+
+        Raises: the error of a site that is there, else that of the last one.
+        """
+        errors: list[RetryError] = []
+        for left in reversed(range(len(self._urls))):
             try:
                 with _translated(self._url):
                     return act()
-            except RetryError:
-                self._turn()
-        with _translated(self._url):
-            return act()
+            except RetryError as exc:
+                errors.append(exc)
+                if left:
+                    self._turn()
+        # What a site has told has no cause here.
+        raise next((error for error in errors if error.__cause__ is None), errors[-1])
 
     def __enter__(self) -> Self:
         return self

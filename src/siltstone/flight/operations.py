@@ -11,7 +11,7 @@ from pyarrow import flight
 from siltstone.errors import UsageError
 from siltstone.flight.access import FlightUser
 from siltstone.flight.appending import Announce, StagedCommits, append_rows, check_writable
-from siltstone.flight.reading import Reads, public_database
+from siltstone.flight.reading import Reads, public_database, require_read
 from siltstone.flight.wire import (
     BEGIN,
     END,
@@ -29,6 +29,7 @@ from siltstone.scan.options import parse_start_times
 from siltstone.scan.origin import DatabaseOrigin
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
+from siltstone.store.feed.position import Position
 from siltstone.store.log.arguments import DURABILITIES
 from siltstone.store.writer.ticket import Ticket
 
@@ -108,6 +109,9 @@ class FlightOperations:
         match name:
             case "extents":
                 database = self.reads.database(self.reads.options(request.get("options"), visitor))
+                reached = Position.parse(str(request.get("reached", "earliest")), "reached")
+                if reached.is_of(database.origin):
+                    require_read(database, reached.serials)
                 tiered = self.reads.tiered(database.name)
                 return identity_to_json(database.origin) | {
                     "extents": extents_to_json(database.extents()),
@@ -117,7 +121,9 @@ class FlightOperations:
                 start, end = positions_in(request.get("start")), positions_in(request.get("end"))
                 if start.keys() != end.keys():
                     raise UsageError("start and end must have the same shards")
-                admitted = self._origin(request, visitor).admit(
+                origin = self._origin(request, visitor)
+                require_read(origin.database, end)
+                admitted = origin.admit(
                     {shard: range(serial, end[shard]) for shard, serial in start.items()},
                     rows_max=_number(request, "rows"),
                     bytes_max=_number(request, "bytes"),

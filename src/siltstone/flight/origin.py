@@ -16,6 +16,7 @@ from siltstone.scan.node import Node
 from siltstone.scan.options import ReadOptions, StartTimes, request_options
 from siltstone.scan.plan import Admitted
 from siltstone.scan.survey import Plan, PlanReport
+from siltstone.store.feed.position import START, Position
 from siltstone.store.log.read.selection import SlabExtent
 from siltstone.store.slab.identity import DatabaseIdentity
 
@@ -47,8 +48,9 @@ class NodeOrigin:
         self._client: NodeClient | None = None
         self._identity: DatabaseIdentity | None = None
 
-    def extents(self) -> list[SlabExtent]:
-        answer = self._act("extents", {"options": self._request})
+    def extents(self, reached: Position = START) -> list[SlabExtent]:
+        request = {"options": self._request, "reached": reached.to_text()}
+        answer = self._act("extents", request)
         self._identity = identity_from_json(answer)
         return extents_from_json(answer["extents"])
 

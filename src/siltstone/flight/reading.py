@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import PurePath
@@ -35,6 +34,7 @@ from siltstone.scan.survey import (
     find_database,
     plan_batch,
     plan_micro_batch,
+    waits_for,
 )
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
@@ -44,9 +44,6 @@ from siltstone.store.slab.marks import read_tiered
 
 _EVERYTHING: Final = PartitionLimits(bytes_max=1 << 62)
 _NODE_ONLY: Final = ("path", "url")
-# How long a site that is behind waits for the rows of a read that another one has planned.
-_BEHIND_SECONDS: Final = 2.0
-_PAUSE_SECONDS: Final = 0.01
 
 
 class Reads:
@@ -87,7 +84,7 @@ class Reads:
         options = self.options(request, visitor)
         database = self.database(options)
         if isinstance(between, Mapping):
-            _wait_for(database, positions_in(between.get("end")))
+            require_read(database, positions_in(between.get("end")))
         plan = _planned(database, options, between)
         asked = request_options(replace(options, database=database.name))
         endpoints = [
@@ -121,7 +118,7 @@ class Reads:
         for span in ticket.spans:
             shard = span.slab.shard
             ends[shard] = max(span.serials.stop, ends.get(shard, 0))
-        _wait_for(database, ends)
+        require_read(database, ends)
         rows = self._rows(options, ticket.spans, schema, visitor)
         return schema, rows
 
@@ -176,6 +173,9 @@ def public_database(store: Store, name: str) -> Database:
 
 def _planned(database: Database, options: ReadOptions, between: object) -> Plan[Portion]:
     if between is None:
+        for named in (options.batch_start(), options.ending):
+            if named.is_of(database.origin):
+                require_read(database, named.serials)
         return plan_batch(database, options)
     if not isinstance(between, Mapping):
         raise UsageError("between must be a JSON object with start and end")
@@ -184,21 +184,16 @@ def _planned(database: Database, options: ReadOptions, between: object) -> Plan[
     return plan_micro_batch(database, options, start, end)
 
 
-def _wait_for(database: Database, ends: Mapping[int, int]) -> None:
-    """Wait until this site has all rows that another site has planned to read.
+def require_read(database: Database, ends: Mapping[int, int]) -> None:
+    """Wait until this site has all rows before these serials, which another site had.
 
     Raises: RetryError, rather than to return fewer rows.
     """
-    if database.settings.backend == "local":
-        return
-    deadline = time.monotonic() + _BEHIND_SECONDS
-    while not database.has_read(ends):
-        if time.monotonic() >= deadline:
-            raise RetryError(
-                f"this site has not read all rows of the query yet, ask another one or try again: "
-                f"database={database.name}"
-            )
-        time.sleep(_PAUSE_SECONDS)
+    if not waits_for(database, ends):
+        raise RetryError(
+            f"this site has not read all rows of the query yet, ask another one or try again; if "
+            f"the cluster was restored from a backup, plan the query anew: database={database.name}"
+        )
 
 
 def _require_same(database: Database, identity: str, noun: str) -> None:

@@ -18,9 +18,11 @@ from siltstone.scan.survey import (
     plan_batch,
     plan_micro_batch,
     seek,
+    waits_for,
 )
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
+from siltstone.store.feed.position import START, Position
 from siltstone.store.log.read.selection import SlabExtent
 from siltstone.store.slab.identity import DatabaseIdentity
 
@@ -28,8 +30,12 @@ from siltstone.store.slab.identity import DatabaseIdentity
 class Origin(Protocol):
     """A database, and the options of a query on it."""
 
-    def extents(self) -> list[SlabExtent]:
-        """Return the current serials of every slab."""
+    def extents(self, reached: Position = START) -> list[SlabExtent]:
+        """Return the current serials of every slab. A site of a cluster that has not read up to the
+        position `reached` waits for these rows.
+
+        Raises: RetryError if no site has them.
+        """
         ...
 
     def identity(self) -> DatabaseIdentity:
@@ -63,29 +69,32 @@ class DatabaseOrigin:
     """A database that the caller has opened."""
 
     def __init__(self, database: Database, options: ReadOptions) -> None:
-        self._database = database
+        self.database = database
         self._options = options
 
-    def extents(self) -> list[SlabExtent]:
-        return self._database.extents()
+    def extents(self, reached: Position = START) -> list[SlabExtent]:
+        if reached.is_of(self.database.origin):
+            # If they do not come, the caller finds that the database ends before the position.
+            waits_for(self.database, reached.serials)
+        return self.database.extents()
 
     def identity(self) -> DatabaseIdentity:
-        return self._database.origin
+        return self.database.origin
 
     def seek(self, times: StartTimes) -> dict[int, int]:
-        return seek(self._database, self._options, times)
+        return seek(self.database, self._options, times)
 
     def plan_batch(self) -> Plan[Readable]:
-        return plan_batch(self._database, self._options)
+        return plan_batch(self.database, self._options)
 
     def plan_micro_batch(self, start: Mapping[int, int], end: Mapping[int, int]) -> Plan[Readable]:
-        return plan_micro_batch(self._database, self._options, start, end)
+        return plan_micro_batch(self.database, self._options, start, end)
 
     def admit(
         self, sought: Mapping[int, range], *, rows_max: int | None, bytes_max: int | None
     ) -> Admitted:
         return admit_from(
-            self._database, self._options, sought, rows_max=rows_max, bytes_max=bytes_max
+            self.database, self._options, sought, rows_max=rows_max, bytes_max=bytes_max
         )
 
     def close(self) -> None:
@@ -100,13 +109,13 @@ class DirectoryOrigin:
         self._options = options
         self._store: Store | None = None
 
-    def extents(self) -> list[SlabExtent]:
+    def extents(self, reached: Position = START) -> list[SlabExtent]:
         try:
-            return self._opened().extents()
+            return self._opened().extents(reached)
         except NotFoundError:
             # The database may have been dropped and created again: open the new one.
             self.close()
-            return self._opened().extents()
+            return self._opened().extents(reached)
 
     def identity(self) -> DatabaseIdentity:
         return self._opened().identity()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,9 @@ R_co = TypeVar("R_co", bound=Readable, covariant=True)
 _SEARCH_WEIGHT: Final = 1 / 8
 _NAMED_WEIGHT: Final = 1 / 32
 _NAMED_MAX: Final = 8
+# How long a site of a cluster waits for rows that another one had.
+_BEHIND_SECONDS: Final = 2.0
+_PAUSE_SECONDS: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,20 @@ def find_database(store: Store, name: str) -> Database:
             f"{', '.join(names) or 'none'}): set database"
         )
     return store.database(names[0])
+
+
+def waits_for(database: Database, ends: Mapping[int, int]) -> bool:
+    """Wait until a replicated database has all rows before these serials, which another site had;
+    return False if that takes too long. A local database has no others.
+    """
+    if database.settings.backend == "local":
+        return True
+    deadline = time.monotonic() + _BEHIND_SECONDS
+    while not database.has_read(ends):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_PAUSE_SECONDS)
+    return True
 
 
 def plan_batch(database: Database, options: ReadOptions) -> Plan[Portion]:

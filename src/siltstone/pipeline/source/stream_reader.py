@@ -92,7 +92,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return the start of a query without a checkpoint."""
         begins = self._options.stream_start()
         origin = self._opened()
-        extents = origin.extents()
+        extents = origin.extents(begins)
         if self._options.starting_times is not None:
             return self._position(origin.seek(self._options.starting_times))
         begins = own_offsets(begins, origin.identity(), self._options) or START
@@ -121,7 +121,8 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _next_end(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         origin = self._opened()
-        extents = origin.extents()
+        # Another site than the one of the last micro-batch may not have read so far.
+        extents = origin.extents(Position.from_json(start, "offsets"))
         self._recognize(origin, extents)
         begin = self._checked_start(start, extents)
         end = self._end(begin, extents)
@@ -200,7 +201,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a micro-batch. Raises: SlabDroppedError."""
         origin = self._opened()
-        extents = origin.extents()
+        extents = origin.extents(Position.from_json(end, "offsets"))
         begin = self._checked_start(start, extents)
         stop = own_offsets(Position.from_json(end, "offsets"), origin.identity(), self._options)
         if stop is None:
