@@ -82,6 +82,10 @@ class BrokerProcess:
         """Change a setting for the next start."""
         self._settings[key] = value
 
+    def use(self, command: Sequence[str]) -> None:
+        """Run another program from the next start on."""
+        self._command = command
+
     def start(self, *, allow_empty: bool = False) -> None:
         """Start it, and wait until all listeners are open."""
         first = len(self._events)
