@@ -15,7 +15,7 @@ from tests.support.mqtt_socket import connected
 from tests.support.sites import NAMES, PATIENCE, Sites, three_sites, until
 
 pytestmark = [pytest.mark.timeout(500), pytest.mark.xdist_group("cluster")]
-SHARDS = {"storage.shards": 3, "storage.shard_by": "topic"}
+SHARDS: dict[str, str | float] = {"storage.shards": 3, "storage.shard_by": "topic"}
 
 
 class Chain(threading.Thread):
@@ -54,6 +54,13 @@ class Chain(threading.Thread):
         return sorted(int(value[len(prefix) :]) for value in values if value.startswith(prefix))
 
 
+def put(data: Path, limit: int, *options: str) -> None:
+    """Store a limit in a key-value database; create it first, if there are options for that."""
+    if options:
+        command("kv", "create", "stock", *options, "--data", str(data))
+    command("kv", "put", "stock", "plant/limit", str(limit), "--data", str(data))
+
+
 def backed_up(directory: Path, name: str, file: str, chains: list[Chain]) -> Path:
     """Make a backup of the cluster at a site; restore and check it. Return the directory."""
     before = [chain.acknowledged for chain in chains]
@@ -62,6 +69,8 @@ def backed_up(directory: Path, name: str, file: str, chains: list[Chain]) -> Pat
     restored = directory / f"restored-{name}"
     command("restore", file, "--data", str(restored))
     command("cluster", "export-local", "--data", str(restored))
+    assert command("kv", "get", "stock", "plant/limit", "--data", str(restored)).strip() == "1"
+    put(restored, 2)
     values = [value for _, value in stored(restored)]
     for chain, least, most in zip(chains, before, after, strict=True):
         numbers = chain.in_values(values)
@@ -82,6 +91,8 @@ def test_a_backup_has_all_shards_at_one_moment_while_clients_publish(tmp_path: P
         moved = ("move-shard", "messages/1", "--leader", others[0], "--data")
         command("cluster", *moved, str(tmp_path / "old" / "a"))
         until(lambda: sites.leader("a", "messages/1") == others[0], "the leader moves")
+        put(tmp_path / "old" / "b", 1, "--backend", "replicated", "--map")
+        sites.wait_for_leader_of("kv/stock/0", *NAMES)
         chains = [Chain(sites, "x"), Chain(sites, "y")]
         for chain in chains:
             chain.start()

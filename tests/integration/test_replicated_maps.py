@@ -15,6 +15,7 @@ import pytest
 from siltstone.errors import (
     ConflictError,
     DiskError,
+    NotFoundError,
     OutcomeUnknownError,
     PoisonedError,
     PreconditionError,
@@ -472,6 +473,34 @@ def test_a_replicated_map_needs_its_cluster(three: Three) -> None:
     store = Store(PurePath("/other"), fs=MemoryFileSystem(), open_engine=lambda _: engine)
     with store, pytest.raises(UsageError, match="needs a cluster"):
         store.keyvalue("m", create=True)
+
+
+def test_a_replicated_map_becomes_a_local_one_with_its_rows_and_ids(three: Three) -> None:
+    three.lead("a")
+    serial = three.databases["a"].transact(increment, id="order 7").serial
+    write(three.databases["c"], "t/c", b"c")
+    three.settle()
+    identity = three.databases["b"].origin
+    three.crash("b")
+    engines = [three.engines["b"]]
+
+    def open_engine(_: PurePath) -> FailingEngine:
+        engines.append(engines[-1].reopened())
+        return engines[-1]
+
+    with Store(PurePath("/store"), fs=three.files["b"], open_engine=open_engine) as store:
+        assert [store.make_keyvalue_local("m") for _ in range(2)] == [True, False]
+        store.check_begins_anew()
+        database = store.keyvalue("m", create=False)
+        assert (database.settings.backend, database.origin) == ("local", identity)
+        assert {row.topic: row.value for row in database.read()} == {"count": b"1", "t/c": b"c"}
+        again = database.transact(increment, id="order 7")
+        assert (again.duplicate, again.serial) == (True, serial)
+        assert write(database, "t/new", b"new") == serial + 2
+        with pytest.raises(UsageError, match="'m' is in use"):
+            store.make_keyvalue_local("m")
+        with pytest.raises(NotFoundError, match="'other' does not exist"):
+            store.make_keyvalue_local("other")
 
 
 def test_a_site_with_a_replicated_database_does_not_begin_a_cluster_anew(three: Three) -> None:

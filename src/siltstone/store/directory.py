@@ -61,6 +61,7 @@ from siltstone.store.shard.replicated.founding import (
     is_founding,
     make_replicated,
 )
+from siltstone.store.shard.replicated.kv.exporting import make_map_local
 from siltstone.store.shard.replicated.kv.replica import ReplicaPlace
 from siltstone.store.shard.replicated.mark_file import Marked, read_mark
 from siltstone.store.shard.replicated.port import (
@@ -300,6 +301,25 @@ class Store:
         """
         with self._mutex:
             return make_local(self._fs, self._unused(name))
+
+    def make_keyvalue_local(self, name: str) -> bool:
+        """Make a replicated key-value database a local one; return whether it was replicated.
+
+        Only without a cluster, and before the database is opened. Raises: NotFoundError; UsageError
+        if it is open, or while a copy from another site is being installed.
+        """
+        with self._mutex:
+            self._check_writable()
+            if name not in self.keyvalue_names():
+                raise NotFoundError(f"key-value database {name!r} does not exist in {self.path}")
+            if name in self._keyvalues or self._cluster is not None:
+                raise UsageError(f"key-value database {name!r} is in use")
+            directory = self._paths.keyvalue(name)
+            engine = self._open_engine(directory)
+            try:
+                return make_map_local(self._fs, directory, engine)
+            finally:
+                engine.close()
 
     def make_replicated(self, name: str) -> bool:
         """Make a local database a replicated one, whose logs begin with its rows at the next start

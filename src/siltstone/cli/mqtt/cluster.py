@@ -146,15 +146,19 @@ def export_local(
     ] = None,
     data: Data = DATA_DEFAULT,
 ) -> None:
-    """Make replicated databases local, at a stopped site or in a backup.
+    """Make replicated databases local, also key-value ones, at a stopped site or in a backup.
 
     They keep the rows of this site. Afterwards the directory no longer belongs to the cluster.
 
     $ siltstone cluster export-local --data restored
     """
     with open_writing(data) as store:
-        for name in names or store.names():
-            if store.make_local(name):
+        databases, maps = store.names(), store.keyvalue_names()
+        for name in names or [*databases, *maps]:
+            # One of each kind may have this name. For an unknown one, there is an error.
+            was = [store.make_local(name)] if name in databases or name not in maps else []
+            was += [store.make_keyvalue_local(name)] if name in maps else []
+            if any(was):
                 say(f"{name} is a local database now")
             elif names:
                 say(f"{name} was a local database already")

@@ -175,8 +175,8 @@ def read_mark(engine: Engine, shard: int) -> bytes | None:
     return engine.get(DEFAULT_FAMILY, _MARK + _NUMBER.pack(shard))
 
 
-def put_mark(changes: Changes, shard: int, mark: bytes) -> None:
-    """Store the mark of a replicated shard."""
+def put_mark(changes: Changes, shard: int, mark: bytes | None) -> None:
+    """Store the mark of a replicated shard; None removes it."""
     changes.put(DEFAULT_FAMILY, _MARK + _NUMBER.pack(shard), mark)
 
 
