@@ -1,6 +1,7 @@
 """Runs the command of Siltstone with another version of what the sites of a cluster exchange.
 
-`1` takes the frozen modules of tests/data/wire-1, which wrote version 1 first. `2` writes records
+`1` takes the frozen modules of tests/data/wire-1, which wrote version 1 first. They use the present
+classes: a class that is renamed is renamed there too, and nothing else changes. `2` writes records
 of a version that does not exist, whose bytes differ in the number only, and reads both.
 """
 
