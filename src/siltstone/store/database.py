@@ -5,8 +5,8 @@ layout: a log, whose rows are only appended, or keys, whose rows are also replac
 transactions. What a layout cannot do raises UsageError.
 
 Each shard has a role in this process. A shard that the process leads has a thread, which writes its
-files. Of a shard that the process only reads, new rows are taken from the disk whenever all known
-rows were read. All methods may be called from any thread.
+files. A shard that the process only reads looks for new rows on the disk whenever a reader has read
+all known ones. All methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Database:
     """Rows by topic and time. Created by a Store."""
 
     def __init__(self, rows: Shards | KeyValueDatabase) -> None:
-        """Open the rows of one layout, which belong to the database from now on."""
+        """Open a database over the rows of one layout, which it owns from now on."""
         self._keyed = rows if isinstance(rows, KeyValueDatabase) else None
         self._log = None if isinstance(rows, KeyValueDatabase) else rows
         # The identity of this database; a later database of the same name has another one.
@@ -198,9 +198,8 @@ class Database:
     def append_here(self, batch: RowBatch) -> Ticket | None:
         """Store a few checked rows on this thread and sync them, if nothing else is under way.
 
-        Return the ticket, which has its outcome, or None: then nothing happened, and `append`
-        stores the rows. A call takes as long as the disk; after a slow one, all calls return None
-        for a second.
+        Return a settled ticket. Return None if nothing was stored: the caller then uses `append`. A
+        call takes as long as the disk. After a slow call, all calls return None for a second.
         """
         shards = self._writable()
         settings = shards.manifest.settings
@@ -263,8 +262,8 @@ class Database:
         for slab in self._overlapping(since_us, None):
             matches = slab.match(parsed)
             if not matches:
-                # There may be a stream after damage. A reader of another stream gets the error
-                # there.
+                # Damage may hide the stream. If there are matches, a read of them meets the damage
+                # and reports it.
                 slab.check_whole()
             found += [
                 StreamRef(
@@ -360,8 +359,8 @@ class Database:
         rows_max: int | None = None,
         report: ReadReport | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the matching rows in [since, until), of all shards and generations, in order of
-        time; those of a key-value database by generation, stream, topic and time.
+        """Yield the matching rows in [since, until) of all shards and generations, in order of
+        time. A key-value database yields them by generation, stream, topic and time.
 
         The read ends with the last row that was visible when it began. It counts in `report` what
         it reads.
@@ -425,7 +424,7 @@ class Database:
 
     def may_hold(self, shard: int, topic_filters: Sequence[str]) -> bool:
         """Return whether a shard may have rows of any of the filters; without filters, any rows."""
-        # Each shard of topic logs has one topic, with any name.
+        # Each shard of topic logs has one topic. No hash of a name selects the shard.
         if not topic_filters or self._shards.manifest.logs:
             return True
         parsed = map(TopicFilter.parse, topic_filters)
@@ -496,7 +495,7 @@ class Database:
         """Call back with the rows of every flush from now on, when readers can see them; return a
         function that ends it.
 
-        It is called on a shard's thread, in order for each shard, and must be quick.
+        The callback runs on a shard's thread, in order for each shard, and must be quick.
         """
         return listen(self._writable(), callback)
 

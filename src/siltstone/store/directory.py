@@ -85,12 +85,13 @@ VERSION: Final = b"siltstone 1\n"
 # read in a transaction, so few writes need to be remembered for conflicts.
 COMMITS_SETTINGS: Final = replace(OWNED_MAP_SETTINGS, conflict_writes_max=50_000)
 # The disk space that a key-value database leaves free, because RocksDB writes its memory to tables.
-# `commits` leaves less free and has a reserve too: clients that return empty a full disk.
+# `commits` leaves less free, and also has a reserve: on a full disk, returning clients must be able
+# to record what they acknowledge, which frees space.
 KEYVALUE_FLOOR_BYTES: Final = 16 * 1024 * 1024
 COMMITS_FLOOR_BYTES: Final = 4 * 1024 * 1024
 COMMITS_RESERVE_BYTES: Final = 16 * 1024 * 1024
 _DROPPING: Final = "dropping"
-# More than any sequence of operations has open at once.
+# More than any sequence of operations needs open at the same time.
 _SPARE_DESCRIPTORS: Final = 8
 _T = TypeVar("_T")
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -331,7 +332,7 @@ class Store:
         with self._mutex:
             directory = self._unused(name)
             if read_manifest(self._fs, directory).settings.backend == "local":
-                # What a crash has interrupted is finished as at each start.
+                # Finish what a crash has interrupted, as each start does.
                 self._open(name).close()
                 self._databases = _without(self._databases, name)
             return make_replicated(self._fs, self._clock, directory)
@@ -350,9 +351,9 @@ class Store:
             return begin_anew(self._fs, self._clock, directory)
 
     def check_begins_anew(self) -> None:
-        """Check that the replicated databases may begin again in another epoch, all of them.
+        """Check that all replicated databases may begin again in another epoch.
 
-        Raises: UsageError if there are replicated key-value databases, which may not.
+        Raises: UsageError if there is a replicated key-value database, which cannot begin again.
         """
         names: list[str] = []
         for name in self.keyvalue_names():
@@ -425,7 +426,7 @@ class Store:
         if settings is None:
             return self._kept_keyvalue(name, None, None, create=create)
         require_kind("settings", settings, KeyValueSettings, "a KeyValueSettings")
-        # Not while the mutex is held: the other sites may be away.
+        # Ask the other sites before the mutex is taken: they may be away.
         is_here = name in self.keyvalue_names()
         founding = None if is_here else self._map_founding(name, settings)
         try:
@@ -785,7 +786,7 @@ def _check_local(name: str, settings: KeyValueSettings) -> None:
 
 
 def _check_backend(name: str, wanted: KeyValueSettings, found: KeyValueSettings) -> None:
-    """Check that a database of this site is not taken for a shared one. Raises: UsageError."""
+    """Check that a local database is not opened as a replicated one. Raises: UsageError."""
     if wanted.backend != "local" and found.backend == "local":
         raise UsageError(
             f"this site has a local key-value database {name!r}, so it cannot have the replicated "

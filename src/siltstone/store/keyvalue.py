@@ -108,8 +108,8 @@ class KeyValueDatabase:
         """Open the database of an engine, which it owns from now on; an empty one gets these
         settings.
 
-        `room` is called before anything is written. A replicated database has a place in a cluster,
-        and if it is empty, its founding.
+        `room` is called before anything is written. A replicated database has a `place` in a
+        cluster. An empty replicated database also needs its `founding`.
         """
         self.name = name
         self._room = room
@@ -124,7 +124,7 @@ class KeyValueDatabase:
         self._slabs: dict[SlabId, OpenSlab] = {}
         self._queues: list[KeyValueShard] = []
         self._place = place
-        # Of a replicated database, by shard.
+        # By shard; empty if the database is not replicated.
         self._replicas: list[KeyValueReplica] = []
         self._feeds: Feeds | None = None
         self._drops = DropLog(name)
@@ -219,7 +219,7 @@ class KeyValueDatabase:
         queue = self._queues[number]
         digest = digest_of(id)
         if queue.is_shared:
-            # A transaction that changes nothing finds the id where the shard is led.
+            # An empty transaction with this id asks the leader of the shard.
             asked = Operations(ANY_TERM, ANY_GENERATION, True, digest)  # noqa: FBT003 - compiled
             ticket = queue.submit(asked, TIMEOUT)
             try:
@@ -416,7 +416,7 @@ class KeyValueDatabase:
         """Call back with the changes of every commit from now on, when readers can see them;
         return a function that ends it.
 
-        It is called on a shard's thread, in order for each shard, and must be quick.
+        The callback runs on a shard's thread, in order for each shard, and must be quick.
         """
         return listen_for_changes(self._source.committers, callback)
 
@@ -656,7 +656,7 @@ class KeyValueDatabase:
             self._end_feeds(settings)
 
     def _manage(self, number: int, document: Mapping[str, Any]) -> None:
-        """Do an act for which another site has asked, on the thread of the shard that leads here.
+        """Do what another site has asked for. Runs on the thread of a shard that this site leads.
 
         Raises: UsageError, NotFoundError, SlabDroppedError.
         """

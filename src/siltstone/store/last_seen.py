@@ -3,7 +3,7 @@
     line 1  `siltstone-clock 1 <CRC-32C of the rest, 8 hex digits>`
     rest    JSON, the fields of a Sighting
 
-A lost or damaged file does little harm: the newest row has a time that has passed.
+A lost or damaged file does little harm: the time of the newest row is a lower bound of the time.
 """
 
 from __future__ import annotations

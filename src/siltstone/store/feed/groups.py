@@ -46,7 +46,8 @@ class FilterGroups:
     ) -> FilterGroup:
         """Return the group of these filters, with one more member.
 
-        Filters that were staged cost little. Staged ones that it does not need are left behind.
+        Staged filters are in the matcher already, so they cost little. Staged filters that the
+        group does not need stay there until `clear`.
         """
         group = self._group_of(filters)
         if staged is not None and group.members == 0:
@@ -56,7 +57,7 @@ class FilterGroups:
         return self._join(group, None)
 
     def stage(self, staged: StagedFilters | None, filters: list[TopicFilter]) -> StagedFilters:
-        """Put filters into the matcher for a feed that begins later; None: the first of them."""
+        """Put filters into the matcher for a feed that begins later; `staged` is None at first."""
         if staged is None:
             staged = StagedFilters(GroupEntry(FilterGroup((), self._shards)))
         for each in filters:
@@ -65,7 +66,7 @@ class FilterGroups:
         return staged
 
     def unstage(self, staged: StagedFilters) -> None:
-        """Leave staged filters behind: their feed does not begin."""
+        """Give up staged filters, whose feed does not begin; `clear` removes them."""
         self._left.append((staged.place, list(staged.filters.values())))
 
     def follow(self, former: FilterGroup, filters: Iterable[TopicFilter]) -> FilterGroup:
@@ -105,8 +106,8 @@ class FilterGroups:
         self._forget_topics()
 
     def leave(self, group: FilterGroup) -> None:
-        """Remove a member; with the last one the group is gone, unless another group has its place.
-        Its filters are left behind.
+        """Remove a member. Without members the group ends, unless another group has taken its
+        place. `clear` removes its filters later.
         """
         group.members -= 1
         if group.members or group not in self._places:
@@ -117,8 +118,8 @@ class FilterGroups:
         self._forget_topics()
 
     def clear(self, levels_max: int) -> bool:
-        """Remove filters that were left behind, with this number of levels or a little more; return
-        whether there are others.
+        """Remove filters that no feed needs, about this number of levels; return whether others
+        remain.
         """
         removed = 0
         while self._left:

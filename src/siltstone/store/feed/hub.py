@@ -89,7 +89,7 @@ class FeedHub:
         return self._groups.stage(staged, filters)
 
     def unstage(self, staged: StagedFilters) -> None:
-        """Give up a feed whose filters were staged; they are left to `clear`."""
+        """Give up a feed whose filters were staged; `clear` removes them."""
         self._groups.unstage(staged)
 
     def add(
@@ -145,7 +145,7 @@ class FeedHub:
         self._run()
 
     def remove(self, feed: Feed) -> None:
-        """End a feed; its position stays unchanged. Many filters are left to `clear`."""
+        """End a feed; its position stays unchanged. `clear` removes its filters if it has many."""
         if feed.removed:
             return
         for shard_feeds in self._shards:
@@ -156,9 +156,9 @@ class FeedHub:
         self.clear()
 
     def clear(self) -> bool:
-        """Forget some filters of feeds that have ended; return whether to call this again.
+        """Remove some filters of feeds that have ended; return whether to call this again.
 
-        Nothing is found by these filters. They take memory, and many of them take long to remove.
+        These filters match nothing, but they take memory. Removing many at once would take long.
         """
         return self._groups.clear(_CLEARED_LEVELS)
 
@@ -217,7 +217,7 @@ class FeedHub:
             self._deliver(dispatch)
 
     def _add_shards(self, shards: int) -> None:
-        """Add shards that the database has got since."""
+        """Add the shards that the database has gained."""
         for shard in range(len(self._shards), shards):
             shard_feeds = ShardFeeds(shard, 0, self._settings)
             self._shards.append(shard_feeds)
@@ -382,7 +382,7 @@ class FeedHub:
                 shard_feeds.put(feed)
                 self._start(shard_feeds, place, self._near(shard_feeds, feed))
             elif served >= dispatches_max:
-                # Nothing is read, but the owner can do other work before the job comes back.
+                # This job reads nothing. It lets the owner do other work before it returns.
                 shard_feeds.put(feed)
                 self._start(shard_feeds, place, {})
             else:
@@ -417,7 +417,8 @@ class FeedHub:
         return None
 
     def _near(self, shard_feeds: ShardFeeds, feed: Feed) -> dict[FilterGroup, None]:
-        """Return the groups of all feeds that wait where this read may reach, its own first."""
+        """Return the groups of all feeds whose place this read may reach; the group of `feed` is
+        first."""
         place = feed.places[shard_feeds.shard]
         groups: dict[FilterGroup, None] = {feed.group: None}
         filters = len(feed.group.filters)

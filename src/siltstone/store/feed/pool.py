@@ -183,11 +183,11 @@ class Held:
         self._rows: dict[FilterGroup, Rows] = {}
 
     def give(self, rows: dict[FilterGroup, Rows]) -> None:
-        """Set the rows that each group wants; for the groups of the read."""
+        """Set the rows that each group of the read wants."""
         self._rows = rows
 
     def covers(self, group: FilterGroup) -> bool:
-        """Return whether it has all rows that a group wants of these serials."""
+        """Return whether all rows of these serials that a group wants are here."""
         return self.complete or group in self._rows
 
     def rows_of(self, group: FilterGroup, wanting: Wanting) -> Rows:

@@ -4,8 +4,9 @@
     stream id u64 | varying words joined by slashes | 00                in a plain map
 
 A topic has no zero byte, so the keys of one topic are consecutive, in order of time, and before the
-keys of every longer topic with this prefix. One key is not a row and in no range of rows: a single
-zero byte. Its value is the last serial and the last time that a commit assigned, u64 each.
+keys of every longer topic with this prefix. One key, a single zero byte, is not a row, and no range
+of rows contains it. Its value is the last serial and the last time that a commit assigned, u64
+each.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Final
 
 STATE_KEY: Final = b"\x00"
 TIME_BYTES: Final = 8
-# Times are lower than this, so that they fit into Arrow's signed ones; as an end it is after all.
+# All times are lower, so that they fit into Arrow's signed times; as the end of a range it is after
+# all of them.
 TIME_END: Final = 1 << 63
 
 _STREAM_BYTES: Final = 8
@@ -79,7 +81,7 @@ def time_of(key: bytes, timed: bool) -> int:
 
 
 def times_of_topic(prefix: bytes, since_us: int, until_us: int, timed: bool) -> KeyRange:
-    """Return the rows of a topic in [since, until); in a plain map its one row has time 0."""
+    """Return the keys of a topic in [since, until); in a plain map its one row has time 0."""
     after = prefix[:-1] + _AFTER_TOPIC
     if not timed:
         return KeyRange(prefix, after if since_us <= 0 < until_us else prefix)

@@ -45,7 +45,7 @@ def mend(fs: FileSystem, path: PurePath, quarantine: PurePath) -> str:
 
 
 def _lists_its_files(fs: FileSystem, path: PurePath) -> bool:
-    """Return whether the MANIFEST is the one that was written, as far as it is known."""
+    """Return whether the MANIFEST is the one that was written, as far as the witness knows."""
     try:
         sequence_in(path)
         with suppress(CorruptionError):

@@ -165,7 +165,7 @@ class RocksView:
     def _item(self, key: bytes, *, before: bool) -> Item | None:
         """Return the first item from a key on, or the last item before it."""
         iterator = self._iterator()
-        # Each transaction comes here twice, and a context costs more than the search.
+        # Each transaction calls this twice, and a context manager costs more than the search.
         try:
             if before:
                 iterator.seek_for_prev(key)
@@ -193,7 +193,8 @@ class RocksEngine:
     def __init__(
         self, path: PurePath, *, read_only: bool = False, fs: FileSystem | None = None
     ) -> None:
-        """Open or create it. A read-only engine changes nothing; another process may have it open.
+        """Open or create a database. A read-only engine changes nothing, and another process may
+        have the database open.
 
         Raises: LockedError, CorruptionError, DiskError; NotFoundError if it is read-only and was
         never created.

@@ -1,7 +1,7 @@
 """Disk space for a key-value database, kept free so that RocksDB never meets a full disk.
 
 RocksDB writes each change to its log, and later writes its memory to tables. A full disk at that
-moment would break the database, so a write is refused before: `floor_bytes` must stay free, plus
+moment would break the database, so writes are refused earlier: `floor_bytes` must stay free, plus
 the bytes that must still be written to tables. If space gets low, the tables are written early,
 which frees the log. A database that is needed to empty a full disk also has a reserve: a file that
 is removed when all other space is used, or when the database does not open without it.

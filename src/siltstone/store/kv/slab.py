@@ -174,7 +174,7 @@ class KeyValueSlab:
                         position = after_topic(key, timed)
                     else:
                         position = row_key(row_prefix(stream_id, varying), since_us, timed)
-                # The rows up to the next possible match are not looked at.
+                # Skip the rows before the next possible match.
                 number = bisect_left(items, position, number, key=_key_of)
             if position and items and position > items[-1][0]:
                 # About as many rows may follow there as matched here.

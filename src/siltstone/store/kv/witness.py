@@ -13,9 +13,9 @@ Little endian, 512 bytes. RocksDB numbers every key that it writes; the sequence
 Invariants: the file never says more than is durable. The first part is replaced as a whole, after
 the MANIFEST was synced: when RocksDB is opened or closed, and when its MANIFEST has grown. The
 number at 256 is stored through a map after every synced write; it is not synced itself, so it costs
-nothing. A killed process loses nothing of it. A power cut may leave an older number, or a torn one,
-which is ignored. A MANIFEST that is newer than the recorded one was begun when RocksDB was opened:
-its bytes are unknown, and only the sequence number is checked.
+nothing. If the process is killed, the number survives. A power cut may leave an older number, or a
+torn one, which is ignored. A MANIFEST that is newer than the recorded one was begun when RocksDB
+was opened: its bytes are unknown, and only the sequence number is checked.
 """
 
 from __future__ import annotations

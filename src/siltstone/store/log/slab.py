@@ -49,14 +49,14 @@ class Slab:
         self._loaded = False
         self.is_growing = True
         self._matches: dict[tuple[str, int], Match] = {}
-        # The last filter for which the streams with rows were asked, what they depend on, and they;
-        # only of a current slab, because there may be many others.
+        # A cache for the last filter: the filter, what its streams depend on, and its streams with
+        # rows. Only a current slab has it, because there may be many others.
         self._held: tuple[str, tuple[int, ...], Sequence[Match]] | None = None
         self._version = 0
 
     @property
     def record(self) -> SlabRecord:
-        """What the manifest says about the slab."""
+        """The record of the slab in the manifest."""
         return self._record
 
     @record.setter
@@ -136,7 +136,7 @@ class Slab:
                 f"learned structure is damaged: {exc}", path=self.chain.directory
             ) from exc
         finally:
-            # At once: there may be one block for each of 60,000 streams.
+            # Join them at once: there may be one block for each of 60,000 streams.
             del self._waiting[:applied]
             self._waiting_bytes = 0
             self._version += new

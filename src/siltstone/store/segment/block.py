@@ -98,7 +98,7 @@ def _sections(
 
 @lru_cache(maxsize=2)
 def _rising(width: int) -> bytes:
-    """Return all numbers from 0 that `offset_width` stores in this width, which is 1 or 2 bytes."""
+    """Return the numbers from 0 on that `offset_width` stores in this width, 1 or 2 bytes."""
     return array(_CODES[width], range(1 << 8 if width == 1 else 1 << 15)).tobytes()
 
 

@@ -113,8 +113,8 @@ class SegmentIndex:
         self.row_counts: Sequence[int] = array("I")
         self.stream_rows: dict[int, int] = {}
         self._postings: dict[int, Sequence[int]] = {}
-        # The rows, which serials do not count because they may have gaps; and the entries of all
-        # directories: how often a frame holds a stream.
+        # The number of rows, which the serials do not give because they may have gaps. And the
+        # number of entries in all directories: how often a frame holds a stream.
         self.row_count = 0
         self.piece_count = 0
         self.verified = bytearray()
@@ -125,7 +125,7 @@ class SegmentIndex:
         number = self.frame_count
         positions, serials, row_counts = self.positions, self.serials, self.row_counts
         first_times, last_times = self.first_times, self.last_times
-        # One after another: it is done for every frame, and a loop over pairs takes twice as long.
+        # Written out: this runs for every frame, and a loop over pairs takes twice as long.
         assert isinstance(positions, array), "a sealed index does not grow"
         assert isinstance(serials, array)
         assert isinstance(first_times, array)

@@ -38,8 +38,8 @@ class Recovered:
 def recover_segment(fs: FileSystem, path: PurePath, *, allocated: int) -> Recovered:
     """Open the last segment of a chain for writing, and cut off a torn tail.
 
-    `allocated` is the disk space of the file in bytes. It says neither where this space is, because
-    a power cut may leave holes in it, nor where the data ends.
+    `allocated` is the disk space of the file in bytes. It does not show where the data ends, nor
+    where the space is: a power cut may leave holes.
 
     Raises: CorruptionError.
     """

@@ -104,7 +104,7 @@ class Compaction:
         before_us = self._leading.clock.now_us() - _AGE_US
         for shard in list(self._leading.opened):
             if shard.role is not Role.LEADER:
-                # The segments of a replicated shard end where its leader says.
+                # The leader decides where the segments of a replicated shard end.
                 continue
             queue = shard.opened
             limits = SCATTERED_MIN, _SCATTERED_ROWS, before_us

@@ -22,7 +22,7 @@ from siltstone.store.shard.compaction import Compacted, Compaction, Job
 
 _LOG: Final = logging.getLogger("siltstone.store")
 LOOK_SECONDS: Final = 5.0
-# The process ends after this many looks without work.
+# The process ends after this many checks that found no work.
 _IDLE_LOOKS: Final = 24
 
 

@@ -1,4 +1,4 @@
-"""A shard that this process only reads: another process writes its files, or none."""
+"""A shard that this process only reads: another process writes its files, or no process does."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ReaderShard:
         return max([current.record.since_us - 1, *times])
 
     def adopt(self, records: Sequence[SlabRecord], settings: DatabaseSettings) -> None:
-        """Know the slabs that the manifest names, and no others."""
+        """Adopt the slabs that the manifest names, and forget all others."""
         slabs: dict[SlabId, Slab] = {}
         for record in records:
             slab = self._slabs.get(record.id)

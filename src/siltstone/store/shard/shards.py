@@ -486,7 +486,7 @@ class Shards:
     def _commit_settings(self, leading: Leading, changes: Mapping[str, Any]) -> None:
         change = ManifestChange(leading.manifest)
         self._leaders[0].log.commit(SettingsRecord(changes), change, sync=True)
-        # It is empty if the log has let the change sync already.
+        # This does nothing if the log has synced the change already.
         change.sync()
 
     def _enforce_where_led(self, upkeep: Upkeep) -> list[SlabId]:
@@ -518,7 +518,7 @@ class Shards:
     def _adopt(self, manifest: Manifest) -> None:
         """Add the shards that the manifest has, and let readers know its slabs."""
         if self._roles.others or self._leading is None:
-            # The leader of a shard that is read here will mark its slabs as tiered.
+            # The leader of a shard that is only read here marks its slabs as tiered.
             seen = with_marks(self._fs, self._directory, manifest)
         else:
             seen = manifest
@@ -638,7 +638,7 @@ class Shards:
             if shard.number == number:
                 queue.committer.configure(settings)
             else:
-                # Its own thread does it, which must not be waited for.
+                # The thread of that shard does it. Do not wait for that thread here.
                 queue.order(partial(_configure, queue, settings))
 
     def _look_after(self, number: int) -> None:

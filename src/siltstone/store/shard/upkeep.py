@@ -1,7 +1,7 @@
 """Drop slabs: by command, by retention, and when all their rows are delivered.
 
 The order is: the manifest names the slab under `dropping`, readers forget it, the files are
-removed, the manifest forgets it. A crash in between is finished at the next start.
+removed, the manifest forgets it. The next start finishes a drop that a crash interrupted.
 
 Invariant: a leader drops only slabs of shards that it leads, although retention counts the bytes of
 all shards.
@@ -223,7 +223,8 @@ class Upkeep:
                 self._leaders[number].log.commit(record, change, sync=False)
                 committed += gone
         finally:
-            # What is committed is dropped, also if the log refuses the record of another shard.
+            # Drop the slabs whose records are committed, even if the log refuses the record of
+            # another shard.
             change.sync()
             for slab in committed:
                 size_bytes = self._leaders[slab.shard].forget(slab)

@@ -84,7 +84,7 @@ class Listeners:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leading:
-    """What the led shards of a database have in common.
+    """The state that the led shards of a database share.
 
     `lock` is held while records of slabs are decided and changed, in the manifest and in memory.
     """
@@ -204,8 +204,8 @@ class WritableShard:
             self._router.append(call, ticket, timeout)
 
     def commit_here(self, call: Call, ticket: Ticket) -> bool:
-        """Commit the rows of a call on this thread, synced; return False if the thread of the shard
-        must do it. Then nothing happened.
+        """Commit the rows of a call on this thread, synced. Return False if nothing happened,
+        because the thread of the shard must do it.
         """
         queue = self._queue
         return queue is not None and queue.commit_here(call, ticket)
@@ -410,7 +410,7 @@ class WritableShard:
     def _offer(
         self, leading: Leading, marked: Marked, then: Callable[[Offer | None], None]
     ) -> None:
-        """Give what another site may copy. On the thread of the shard."""
+        """Make an offer that another site may copy. On the thread of the shard."""
         manifest = leading.manifest.current
         then(make_offer(leading.fs, leading.directory, manifest, self.number, marked))
 
@@ -431,7 +431,7 @@ class WritableShard:
         try:
             if self._shared is not None:
                 self._shared.close()
-            # What it has not synced is replaced.
+            # Its unsynced data will be replaced.
             queue.close()
             with suppress(ValueError):
                 leading.opened.remove(self)
@@ -446,7 +446,7 @@ class WritableShard:
             begun.set()
 
     def _apply(self, leading: Leading, queue: LogShard, change: RecordChange) -> None:
-        """Store what another site has committed."""
+        """Store a change that another site has committed."""
 
         def turn(record: GenerationRecord) -> None:
             queue.turn(lambda committer: self._store_next(leading, committer, record))

@@ -412,7 +412,8 @@ class ManifestFile:
             with journal:
                 append_log(journal, added)
         except SiltstoneError:
-            # The line may count or not, and must not, because the caller reports an error.
+            # The line may be on the disk or not. It must not count, because the caller reports an
+            # error.
             self._appends = self._is_clear = False
             self._is_unsure = True
             self.current = replace(self.current, has_journal=False)
@@ -421,7 +422,7 @@ class ManifestFile:
             raise
 
     def settle(self) -> None:
-        """Make the disk say what the manifest in memory says.
+        """Bring the manifest on the disk into agreement with the one in memory.
 
         Call this before you remove files of a slab that the manifest does not name: after an error
         the disk may name it.

@@ -138,9 +138,9 @@ class DatabaseSettings:
 
     `thresholds` has a number for each topic level: how many different words the level may have
     before it is treated as variable. The last number applies to all deeper levels. 0 makes every
-    level variable, -1 none. `reclaim` selects what a broker drops before retention does: nothing,
-    or with `delivered` the sealed slabs of which no durable session and no share group needs a row.
-    The shards of a `local` backend are on one machine; a cluster keeps those of a `replicated` one.
+    level variable, -1 none. With `reclaim` set to `delivered`, a broker drops a sealed slab before
+    retention does, once no durable session and no share group needs a row of it. The shards of a
+    `local` backend are on one machine; a cluster keeps those of a `replicated` one.
     """
 
     shards: Annotated[int, SHARDS] = 1

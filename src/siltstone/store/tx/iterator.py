@@ -23,7 +23,7 @@ from siltstone.store.log.read.scan import Status
 from siltstone.store.slab.identity import DatabaseIdentity, told
 from siltstone.store.slab.manifest import SlabId
 
-# The names from before an iterator and a read were the same for all layouts.
+# The names that key-value databases had before all layouts shared one iterator.
 KeyIterator: TypeAlias = StreamIterator
 KeyRead: TypeAlias = Read
 

@@ -90,8 +90,9 @@ class Deletion:
 class Operations(Queued):
     """One transaction as submitted: its context, and its changes if the context is still valid.
 
-    Deletions are done before writes: a write that a later deletion covers was removed already. The
-    time of a write is negative if the commit assigns it. The committer sets serial and duplicate.
+    Deletions are done before writes. A write that a later deletion covers is not in the list any
+    more. The time of a write is negative if the commit assigns it. The committer sets serial and
+    duplicate.
     """
 
     def __init__(self, term: int, generation: int, latest: bool, id_digest: bytes) -> None:

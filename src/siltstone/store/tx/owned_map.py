@@ -1,4 +1,4 @@
-"""Named maps that belong to one owner at a time, built on transactions. Sessions are stored so.
+"""Named maps that belong to one owner at a time, built on transactions. They hold the sessions.
 
 A collection has maps, a map has keys, a key has bytes. The database must be a plain map:
 

@@ -31,17 +31,18 @@ GENERATIONS: Final = ("rotate_seconds", "rotate_bytes", "retain_seconds", "retai
 class KeyValueSettings:
     """How a key-value database keeps its rows. Times are in seconds, None means no limit.
 
-    A `timed` database has many rows of a topic, which differ in their time; a plain map, with timed
-    off, has one. `thresholds` are as in DatabaseSettings. A transaction that reads is valid for
-    `conflict_window` seconds, unless more than half of `conflict_writes_max` writes were made
-    meanwhile. A transaction's id is remembered for `remember_ids` seconds. Generations end by age
-    or size, and sealed ones are dropped by age or by the total of bytes. This applies only to timed
-    databases: a plain map is always in one current generation. Each shard keeps about `feed_bytes`
-    of its last changes for feeds, which may be set at any time; 0 means that there are no feeds.
+    A `timed` database can have many rows for a topic, which differ in their time. A plain map, with
+    `timed` off, has one row for each topic. `thresholds` are as in DatabaseSettings. A transaction
+    that reads is valid for `conflict_window` seconds, unless more than half of
+    `conflict_writes_max` writes were made meanwhile. A transaction's id is remembered for
+    `remember_ids` seconds. Generations end by age or size, and sealed ones are dropped by age or by
+    the total of bytes. This applies only to timed databases: a plain map is always in one current
+    generation. Each shard keeps about `feed_bytes` of its last changes for feeds, which may be set
+    at any time; 0 means that there are no feeds.
     """
 
-    # The fixed settings are part of every key, select its shard, or say where the history of the
-    # shards is.
+    # The fixed settings are part of every key, select its shard, or determine where the history of
+    # the shards is.
     shards: Annotated[int, shared.SHARDS.within(low=1, high=4096)] = 1
     timed: Annotated[
         bool,

@@ -327,10 +327,10 @@ class Transaction:
     def commit(self) -> int:
         """Commit and return the serial; a transaction that only read succeeds without the shard.
 
-        Raises: ConflictError and OverloadedError, nothing happened, the same may succeed later;
-        PreconditionError, with the row that was found; QuotaExceededError; OutcomeUnknownError if
-        the time runs out while it is being stored, or storing fails: it may have happened;
-        PoisonedError; ClosedError.
+        Raises: ConflictError and OverloadedError: nothing happened, and another attempt may
+            succeed. PreconditionError, with the row that was found. QuotaExceededError.
+            OutcomeUnknownError if the time runs out or a write fails while the transaction is being
+            stored: it may be committed. PoisonedError. ClosedError.
         """
         if self._is_effective():
             self._wait(self._hand_in())
@@ -455,7 +455,7 @@ class Transaction:
         self._operations.add_requirement(Requirement(encoded, at, present, value, guard))
 
     def _looked(self) -> TransactionView:
-        """Return the view of the transaction; the first read determines its moment."""
+        """Return the view of the transaction. The first read determines its moment."""
         self._check_open()
         view = self._view
         if view is None:

@@ -4,9 +4,9 @@ The changes are rows and key-value changes, the next segment (ROLL), the next ge
 slabs, and settings.
 
 A layout prepares a change as a record and gives it to the log. The log lets a replica store the
-record. When `commit` returns, the record survives what was promised: with `LocalLog` and `sync` it
-is on the disk of this machine. Then the layout publishes it to readers, and the writer notifies
-the callers.
+record. When `commit` returns, the record has the promised durability: with `LocalLog` and `sync` it
+is on the disk of this machine. Then the layout publishes it to readers, and the writer notifies the
+callers.
 
 Invariants:
 - the log commits one record of a shard at a time, in order. The thread of the shard commits rows,

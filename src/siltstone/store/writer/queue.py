@@ -32,7 +32,7 @@ from siltstone.store.writer.ticket import Outcome, Ticket
 
 _LOG: Final = logging.getLogger("siltstone.store")
 # If commits on the threads of callers take longer than this on average, the thread of the shard
-# does all commits for a while. Of the average, the last commit is an eighth.
+# does all commits for a while. The last commit counts as an eighth of the average.
 _SLOW_SECONDS: Final = 0.001
 _LAST_WEIGHT: Final = 0.125
 # The first such pause. Each one is twice as long as the one before it, up to the maximum, until
@@ -118,7 +118,7 @@ class Layout(Protocol[C]):
     def look_after(self) -> None:
         """Do the maintenance that is due, after a commit or without one.
 
-        That is to sync, to turn generations over, and to drop them. After a SiltstoneError the work
+        The work is to sync, to turn generations over, and to drop them. After a SiltstoneError it
         stays due.
         """
 
@@ -245,9 +245,8 @@ class ShardWriter(Generic[C]):
                 self._wake()
 
     def commit_here(self, call: C, ticket: Ticket) -> bool:
-        """Commit a call on this thread and settle its ticket; return False if that is not possible
-        now: other work waits or is under way, or the disk was slow a moment ago. Then nothing
-        happened.
+        """Commit a call on this thread and settle its ticket. Return False if nothing happened,
+        because other work waits or is under way, or the disk was slow a moment ago.
 
         If an internal error prevents the commit, the thread of the shard settles the ticket soon.
         """
@@ -281,8 +280,8 @@ class ShardWriter(Generic[C]):
             self._is_lent = False
             self._mistake = mistake
             self._note_duration(began, ended)
-            # A thread that does not look again by itself would leave the maintenance after this
-            # commit to the next one, which may come much later.
+            # A thread that does not look again by itself would do the maintenance of this commit
+            # only with the next one, which may come much later.
             if ended - self._upkeep_at >= _UPKEEP_SECONDS or not self._looks_again:
                 self._upkeep_at = ended
                 self._upkeep_due = self._looks_again = True
@@ -469,7 +468,7 @@ class ShardWriter(Generic[C]):
             return batch, orders
 
     def _look_after_others(self) -> None:
-        """Note that the maintenance after the last commits of callers is done now."""
+        """Record that the maintenance after the last commits of callers is done."""
         self._looks_again = self._is_unkept
         self._is_unkept = False
         self._upkeep_at = self._clock.monotonic()

@@ -211,7 +211,7 @@ class Ticket:
         None is the outcome of a part that stores no row. The caller holds the mutex. If this
         returns True, the caller must call `tell` after it released the mutex.
         """
-        # None first: it is the outcome of every transaction, and the check of a type is slower.
+        # Check None first: it is the outcome of every transaction, and a type check is slower.
         if outcome is None:
             pass
         elif isinstance(outcome, Exception):

@@ -137,8 +137,7 @@ def _all(column: list[T]) -> list[T]:
 def _passing(batch: StoredBatch) -> StoredBatch:
     """Return a batch with its lists; lists of rows that were read are not kept in the batch itself.
 
-    A user that takes all rows takes them once, and Python's collector would visit lists that stay
-    again and again.
+    A user takes all rows only once. Python's collector would visit lists that stay again and again.
     """
     if batch.loader is None or batch.origin is None:
         batch.load()

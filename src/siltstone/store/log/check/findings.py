@@ -44,7 +44,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What the manifest and the neighbouring segments say about a segment.
+    """The facts about a segment that the manifest and the neighbouring segments imply.
 
     A closed segment must have an index. The segment before, if there is one, is in the same slab.
     """

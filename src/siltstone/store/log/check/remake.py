@@ -105,7 +105,7 @@ def _set_aside(fs: FileSystem, path: PurePath, quarantine: PurePath, cause: Silt
 
 
 def _are_all(shards: Collection[int], *, since: int) -> bool:
-    """Return whether no shard is missing from `since` to the last."""
+    """Return whether every shard from `since` to the last one is present."""
     return sorted(shards) == list(range(since, since + len(shards)))
 
 

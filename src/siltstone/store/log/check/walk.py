@@ -47,9 +47,9 @@ class Walk:
         if survey.sealed is not None:
             reach = max(reach, survey.sealed.index.end_position)
         self._bound = min(reach, segment.header.file_bytes)
-        # What is wrong with the bytes where the last walk over frames ended.
+        # The problem with the bytes where the last walk over frames ended.
         self._problem = MISSING
-        # Where rooms begin that no frame has followed so far.
+        # The starts of rooms that no frame has followed so far.
         self._rooms_from: int | None = None
 
     def run(self) -> None:

@@ -1,7 +1,7 @@
 """Encode columns as the body of a compacted frame.
 
-The rows are sorted by stream, by topic and by serial. Equal topics and payloads of one device are
-neighbours then, so the blocks compress well, and a reader of one topic needs few of them.
+The rows are sorted by stream, by topic and by serial. This puts equal topics and the payloads of
+one device together, so the blocks compress well, and a reader of one topic needs few blocks.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class ChildRewriter:
         assert child.stdout is not None
         request = {"source": str(source), "target": str(target), "rest": self._rest}
         line = ""
-        # A process that has ended answers nothing.
+        # A process that has ended does not answer.
         with suppress(OSError, ValueError):
             child.stdin.write(json.dumps(request) + "\n")
             child.stdin.flush()

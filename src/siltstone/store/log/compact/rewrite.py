@@ -63,7 +63,7 @@ Pace = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewritten:
-    """What a rewritten segment holds."""
+    """The contents of a rewritten segment."""
 
     rows: int
     frames: int
@@ -169,7 +169,7 @@ class _Writer:
         last = self._source.index.frame_count - 1
         after = self._source.index.serials[last] + self._source.index.row_counts[last]
         if sealed.index.next_serial > after:
-            # Only the index says so far that serials at the end are not used.
+            # So far only the index says that serials at the end are not used.
             body, sections = encode_state(bytes(sealed.structure), bytes(sealed.producers))
             state = state_header(
                 body,
@@ -253,7 +253,7 @@ class _Writer:
         self._file.write_at(self._position, head + body)
         self._position += len(head) + len(body)
         if self._position - self._synced >= _SYNC_BYTES:
-            # Much at once would delay the syncs of the shards.
+            # A large write at once would delay the syncs of the shards.
             self._file.sync()
             self._synced = self._position
 

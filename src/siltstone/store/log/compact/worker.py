@@ -30,7 +30,7 @@ class _Pace:
         self._since = time.monotonic()
 
     def __call__(self, _rows: int) -> None:
-        # Nothing is sent while a request is in work, so only the end of stdin makes it readable.
+        # The broker sends nothing while a request runs, so only the end of stdin makes it readable.
         seconds = (time.monotonic() - self._since) * self._rest
         if select.select([sys.stdin], [], [], seconds)[0]:
             raise SystemExit

@@ -169,7 +169,7 @@ class RowDigest:
 
 
 class CompactedContents(NamedTuple):
-    """What the frames of a compacted segment hold: the digest of the rows, and the words."""
+    """The digest of the rows in a compacted segment, and its word index."""
 
     digest: bytes
     words: WordIndex
@@ -178,7 +178,7 @@ class CompactedContents(NamedTuple):
 def contents_of(
     segment: Segment, pace: Callable[[int], None] = lambda _rows: None
 ) -> CompactedContents:
-    """Return what a compacted segment holds; `pace` is called for each frame.
+    """Return the digest and the words of a compacted segment; `pace` is called for each frame.
 
     Raises: CorruptionError.
     """

@@ -47,7 +47,8 @@ class CompactedTable(FrameTable):
 
     def __init__(self, segment: Segment, position: int, header: FrameHeader) -> None:
         """Decompress the first block. The caller has checked the frame. Raises: CorruptionError."""
-        # Not the segment, which holds its open frames: it would only go in a garbage collection.
+        # Keep no reference to the segment, which holds its open frames: only the garbage collector
+        # would free such a cycle.
         self._path = segment.path
         self._place = position
         view = segment.view[position + HEADER_BYTES : position + header.length]
@@ -193,7 +194,7 @@ class OpenFrames:
     """Compacted frames that readers of a few of their rows have opened, the oldest first.
 
     The next reader, perhaps of another stream, need not decompress them again. The segments own the
-    frames, so a frame goes with its segment. From any thread.
+    frames, so a frame ends with its segment. From any thread.
     """
 
     def __init__(self, bytes_max: int = _OPEN_BYTES) -> None:

@@ -64,7 +64,7 @@ class Span:
 
 @dataclass(slots=True, kw_only=True)
 class ReadReport:
-    """What a read looked at, of all that the slabs in its time have.
+    """The work of a read, compared with the contents of the slabs within its time.
 
     `rows_scanned` are the rows in the frames that were read; `rows_returned` those that matched.
     """

@@ -45,7 +45,7 @@ from siltstone.topic.grammar import TopicFilter
 from siltstone.topic.structure import Match, Stream
 from siltstone.topic.word_index import needed_at
 
-# With more filters for one stream, its frames are not asked for their words.
+# With more filters for one stream, the word index is not used.
 _NEEDED_MAX: Final = 64
 # Two wanted frames with a smaller gap between them are read at once: this costs less than two
 # reads.

@@ -118,7 +118,8 @@ class LogLayout:
                 admitted.append(call)
         outcomes: list[Outcome | Exception | None] = list(refusals)
         if self._examine is not None and len(admitted) < len(batch):
-            # A call must not be stored without the one before it, which may just have been refused.
+            # A call must not be stored if the call before it was refused, which may just have
+            # happened.
             found = iter(self._examine(admitted))
             outcomes = [next(found) if refusal is None else refusal for refusal in refusals]
         wanted = [call for call, known in zip(batch, outcomes, strict=True) if known is None]

@@ -44,8 +44,8 @@ class LogShard:
         self._writer.submit(call, ticket, timeout)
 
     def commit_here(self, call: Call, ticket: Ticket) -> bool:
-        """Commit a call on this thread, synced, and settle its ticket; return False if the thread
-        of the shard must do it. Then nothing happened.
+        """Commit a call on this thread, synced, and settle its ticket. Return False if nothing
+        happened, because the thread of the shard must do it.
         """
         if not self.committer.is_handy(call.size_bytes):
             return False

@@ -8,9 +8,8 @@ Invariants:
 - an attempt is admitted at most once, only in its term, and never after it was refused;
 - an attempt was stored if and only if its record counted. If a higher term counted before that, it
   was not stored, and never will be;
-- after the sender has given an attempt up, the leader that takes a later attempt has taken the
-  first one before, or never takes it. So an attempt with the same transaction id finds the id, or
-  was the first.
+- once a leader takes a later attempt, it never takes an attempt that the sender gave up before. So
+  if both attempts have one transaction id, the later one finds the id if the first was stored.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-# The number of given-up attempts that a sender repeats in each later attempt. A sender that has
-# this number of them above its oldest open attempt begins no other.
+# Each attempt names the given-up attempts above the oldest open one, at most this many. A sender
+# that has this many begins no other attempt.
 GIVEN_UP_MAX: Final = 1000
 
 
@@ -55,14 +54,14 @@ class AttemptSender:
         self._given_up: list[int] = []
 
     def is_full(self) -> bool:
-        """Return whether no attempt may begin, because it could not name all that were given up."""
+        """Return whether no attempt may begin, because it could not name all given-up attempts."""
         if len(self._given_up) < GIVEN_UP_MAX:
             return False
         self._forget()
         return len(self._given_up) >= GIVEN_UP_MAX
 
     def _forget(self) -> None:
-        """Forget what was given up below the lowest open attempt."""
+        """Forget the given-up attempts below the lowest open one."""
         lowest = min(self._open, default=self._next)
         self._given_up = [each for each in self._given_up if each > lowest]
 
@@ -85,16 +84,17 @@ class AttemptSender:
         return self._open.pop(number, None) is not None
 
     def give_up(self, number: int) -> None:
-        """Take that nothing waits for an attempt any more; it may be stored or not."""
+        """Record that nothing waits for an attempt any more; it may be stored or not."""
         if self._open.pop(number, None) is not None:
             self._given_up.append(number)
 
     def counted(self, stored: Iterable[StoredAttempt]) -> list[StoredAttempt]:
-        """Take a record that counted; return our attempts that were open."""
+        """Record the attempts of a record that counted; return those that were open here."""
         return [each for each in stored if each.sender == self.sender and self.ended(each.number)]
 
     def counted_term(self, term: int) -> list[int]:
-        """Take a term that counted; return the open attempts of earlier ones: they never count."""
+        """Record that a term counted; return the open attempts of earlier terms, which never
+        count."""
         past = [number for number, of in self._open.items() if of < term]
         for number in past:
             del self._open[number]
@@ -102,7 +102,7 @@ class AttemptSender:
 
 
 class _Known:
-    """What a leader knows of one sender."""
+    """The attempts of one sender, as a leader knows them."""
 
     __slots__ = ("lowest", "taken")
 
@@ -117,7 +117,7 @@ class Admissions:
     def __init__(self) -> None:
         self.term = 0
         self._known: dict[bytes, _Known] = {}
-        # Attempts for later terms, which came before this site has read that it leads one.
+        # Attempts for later terms that came before this site has read that it leads.
         self._early: list[Attempt] = []
 
     def lead(self, term: int) -> None:
@@ -126,7 +126,7 @@ class Admissions:
         self._known.clear()
         early, self._early = self._early, []
         for attempt in early:
-            # Its sender was told that it is refused for certain.
+            # Its sender has received a final refusal.
             self.admit(attempt)
 
     def size(self) -> int:

@@ -34,7 +34,7 @@ _CHANGE: Final = struct.Struct(">QQQII")
 _STATE: Final = struct.Struct(">QQQQ")
 _PATH: Final = PurePath(CHANGES_FAMILY)
 _NUMBER_END: Final = (1 << 64) - 1
-# The window is exceeded by this part of it before old records are removed.
+# Old records are removed when they exceed the window by this part of it.
 _SLACK: Final = 4
 
 
@@ -147,8 +147,8 @@ def changes_end(shard: int) -> bytes:
 
 
 class ChangeLogState:
-    """What a shard has of its changes: the numbers of the first one kept and of the next one, and
-    the bytes of all records before each of the two.
+    """The range of the kept changes: the numbers of the first one and of the next one, and the
+    bytes of all records before each of the two.
 
     `serial` is the last commit whose changes were kept.
     """
@@ -188,7 +188,7 @@ class ChangeLog:
         """Continue after the commit with this serial.
 
         Each commit whose changes were not kept takes one number, so that a reader notices. This is
-        not stored: the result is the same whenever it is repeated, with later serials too.
+        not stored, because a repetition has the same result, also with later serials.
         """
         state = self._state
         missed = serial - state.serial

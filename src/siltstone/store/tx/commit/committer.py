@@ -232,7 +232,7 @@ class TransactionCommitter:
         """Apply these settings from now on; the slab keeps its encoding."""
         self.settings = settings
         self._recent.bound(settings.conflict_writes_max, settings.conflict_window)
-        # It is empty: the thread of the shard calls this between two groups.
+        # The group is empty: the thread of the shard calls this between two groups.
         self._group = self._new_group()
 
     def _begin(self, slab: KeyValueSlab) -> None:
@@ -548,7 +548,7 @@ class TransactionCommitter:
         """Return the outcomes after a group failed. The groups before it were stored."""
         if storing and self._is_withdrawn(cause):
             self.reload()
-            # Every other outcome was found in the group, which was not stored as far as is known.
+            # Every other outcome was found in the group, which may not be stored.
             waiting = count - len(outcomes)
             known = [cause if each is None else _again(each) for each in outcomes[first:]]
             return outcomes[:first] + known + [_refused(cause)] * waiting
@@ -570,12 +570,12 @@ class TransactionCommitter:
     # A shard that all sites of a cluster share.
 
     def lead(self, term: int) -> None:
-        """Begin to commit transactions in a term, on top of what is stored."""
+        """Begin to commit transactions in a term, on top of the stored data."""
         self.term = term
         self.reload()
 
     def reload(self) -> None:
-        """Forget everything that is not stored, and continue from what is."""
+        """Forget everything that is not stored, and continue from the stored data."""
         self._group.release()
         self._staged = None
         self._ids.clear()
@@ -635,7 +635,7 @@ class TransactionCommitter:
 
 
 def _again(found: SiltstoneError) -> SiltstoneError:
-    """Return a refusal that does not speak of what was not stored."""
+    """Return a refusal that does not mention data that was not stored."""
     if isinstance(found, ConflictError):
         return found
     return RetryError("the shard got a new leader before the commit, try again")

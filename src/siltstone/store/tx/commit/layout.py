@@ -61,7 +61,7 @@ class KeyValueLayout:
         return self.committer.is_poisoned()
 
     def refused(self, call: Operations) -> None:
-        """Do nothing: a transaction that found no room leaves nothing behind."""
+        """Do nothing: a transaction that found no room changed nothing."""
 
     def commit(self, batch: list[Operations]) -> Sequence[Outcome | Exception | None]:
         """Store the valid transactions; return the outcome of each."""

@@ -17,7 +17,7 @@ from siltstone.store.writer.ticket import Ticket
 
 
 class TransactionRouter(Protocol):
-    """The way of transactions to the site that leads a shard."""
+    """Brings transactions to the site that leads a shard."""
 
     def submit(self, operations: Operations, ticket: CommitTicket, timeout: float | None) -> None:
         """Commit a transaction where the shard is led. Raises: OverloadedError, ClosedError."""
@@ -71,7 +71,7 @@ class KeyValueShard:
         """
         ticket = CommitTicket(operations, self._writer.mutex)
         if self._router is not None:
-            # This site would not read the record that tells the outcome.
+            # This site would never read the record with the outcome.
             self.committer.check()
             self._router.submit(operations, ticket, timeout)
         else:

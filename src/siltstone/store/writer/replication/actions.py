@@ -1,4 +1,4 @@
-"""What a replicated shard asks its driver to do.
+"""The actions that a replicated shard asks its driver to execute.
 
 The driver executes the actions of one event in order, before it gives the next event. If an action
 fails, the driver drops the rest and restarts the site with a new boot: an answer that follows a

@@ -206,7 +206,7 @@ def encode_change(change: RecordChange) -> bytes:
 
 
 def decode_change(kind: int, body: bytes) -> RecordChange:
-    """Return what a complete record does. Raises: UnreadableRecordError."""
+    """Return the change that a complete record makes. Raises: UnreadableRecordError."""
     if kind not in RECORD_KINDS:
         raise UnreadableRecordError(
             f"the record has an unknown kind, upgrade this site: kind={kind}"

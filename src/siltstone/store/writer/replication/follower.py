@@ -1,4 +1,5 @@
-"""What every site of a replicated shard does, the leader too: read the log, and count.
+"""The state that every site of a replicated shard has, the leader too: it reads the log, and
+counts.
 
 Invariants:
 - a message is counted once, in the order of the log; a gap or damage is fetched, never skipped;
@@ -97,7 +98,7 @@ class Follower:
         self.status = FollowerStatus.CATCHING_UP
         self.reason = ""
         self._parts = list(parts)
-        # What the log had when this site last looked; unknown before the first look.
+        # The last sequence of the log when this site last looked; unknown before the first look.
         self._goal: int | None = None
         self._compared: OrderedDict[int, PeerProgress] = OrderedDict()
 
@@ -194,7 +195,7 @@ class Follower:
             self._compared.popitem(last=False)
 
     def progress(self) -> PeerProgress:
-        """Return what this site reports of itself."""
+        """Return the progress that this site reports."""
         position = self.position
         return PeerProgress(sequence=position.sequence, index=position.index, chain=position.chain)
 

@@ -1,4 +1,5 @@
-"""When a site claims, publishes again, falls silent, and when it counts as dead.
+"""The timers of a site: when it claims, publishes again or falls silent, and when it counts as
+dead.
 
 Nothing here is needed for safety of the log: a wrong clock or a wrong guess costs time, not rows.
 The one exception is a lease, which needs clocks that run at about the same rate: a site stops
@@ -28,9 +29,10 @@ FALL_BACK_US: Final = 20 * SECOND_US
 
 
 class ClaimTimer:
-    """When a follower claims: after silence, the lowest rank first, then less and less often.
+    """Decides when a follower claims: after silence, the lowest rank first, then less and less
+    often.
 
-    The rank may change; it counts from the next thing that is heard.
+    The rank may change; a new rank applies from the next heartbeat or record on.
     """
 
     def __init__(self, rank: int, now_us: int) -> None:
@@ -48,14 +50,14 @@ class ClaimTimer:
         return now_us >= self._due_us
 
     def claimed(self, now_us: int) -> None:
-        """Take that this site has claimed; the next claim waits twice as long, up to a limit."""
+        """Record that this site has claimed. The next claim waits twice as long, up to a limit."""
         self._claims += 1
         back_off_us = min(SILENCE_US << min(self._claims, 8), BACK_OFF_US_MAX)
         self._due_us = now_us + back_off_us + self.rank * RANK_US
 
 
 class OutboxTimer:
-    """When a leader publishes its outbox again, and when it has stalled."""
+    """Decides when a leader publishes its outbox again, and when it has stalled."""
 
     def __init__(self) -> None:
         self._oldest = 0
@@ -78,7 +80,7 @@ class OutboxTimer:
 
 
 class Lease:
-    """How long a site may serve its clients without having renewed its entry.
+    """The time that a site may serve its clients without renewing its entry.
 
     A site that has just started does not serve clients before its first renewal: the other sites
     do not know this boot yet, and may declare the site dead at any moment.
@@ -105,7 +107,7 @@ class Lease:
 
 
 class PeerWatch:
-    """How long ago the entry of a peer has changed, by our own clock."""
+    """Measures by our own clock how long ago the entry of a peer has changed."""
 
     def __init__(self, now_us: int) -> None:
         self._entry = -1
@@ -122,15 +124,15 @@ class PeerWatch:
 
 
 class BoundsWatch:
-    """When to believe that the log has lost messages that this site has read.
+    """Decides when to believe that the log has lost messages that this site has read.
 
-    A new leader of the log may answer from the past for some seconds: it tells its last message
-    before it has applied what the leader before it had committed. So a shorter log is believed only
-    if nothing else is seen for a while. Meanwhile the chain protects the site: a message that is
-    stored anew behind what was lost does not fit.
+    A new leader of the log may give outdated answers for some seconds: it reports its last message
+    before it has applied everything that its predecessor committed. So a shorter log is believed
+    only if nothing else is seen for a while. Meanwhile the chain protects the site: a message that
+    is stored after the lost ones does not fit.
 
-    The answer takes some time. What is read meanwhile may be newer than the answer, and says that
-    the log is longer.
+    The answer takes some time. A message that is read meanwhile may be newer than the answer, and
+    proves that the log is longer.
     """
 
     def __init__(self) -> None:
@@ -151,9 +153,9 @@ class BoundsWatch:
 
 
 def all_can_read(written: int, read: Iterable[int]) -> bool:
-    """Return whether the sites that are heard can read records of a version. `read` has the newest
-    version that each can read. A site that they cannot read does not claim: during an upgrade, the
-    leader is one that all can read.
+    """Return whether all reachable sites can read records of a version. `read` has the newest
+    version that each can read. Otherwise this site does not claim: during an upgrade, all sites
+    must be able to read the records of the leader.
     """
     return all(newest >= written for newest in read)
 

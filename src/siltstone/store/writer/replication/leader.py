@@ -1,9 +1,9 @@
-"""What a site does beyond following while it leads a term.
+"""The leadership of one term at its site, in addition to following.
 
 Invariants:
 - the bytes of a record never change once they were published: the leader publishes the same bytes
   in the same order until they count in its own tail;
-- an answer speaks only of what has counted, never of the outbox;
+- an answer is based only on records that have counted, never on the outbox;
 - nothing that this leader published can count after a higher TERM counted. So a leader that sees
   one refuses everything in its outbox for certain.
 
@@ -54,7 +54,7 @@ WITHDRAWN: Final = "the call was withdrawn before it was published"
 
 
 class CallAdmission(Enum):
-    """What happens to a call."""
+    """The decision about a call."""
 
     TAKEN = "it goes into the next record"
     WAITS = "it repeats a call that is under way"
@@ -62,7 +62,7 @@ class CallAdmission(Enum):
 
 
 class Waits(Enum):
-    """What a waiting request asks for."""
+    """The kinds of waiting requests."""
 
     CALL = "call"
     CLOSE = "close"
@@ -277,7 +277,7 @@ class Leader:
                 return Confirmed(waiting.request, self._position.index)
 
     def publish_again(self) -> list[Action]:
-        """Publish everything that has not counted once more: the same bytes, in the same order."""
+        """Publish everything that has not counted again: the same bytes, in the same order."""
         return [PublishMessage(frozen.data) for frozen in self._outbox]
 
     def under_way(self) -> int:

@@ -113,7 +113,7 @@ class RecordMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordChange:
-    """What a complete record does. Only rows and key-value changes have calls."""
+    """The effect of a complete record. Only rows and key-value changes have calls."""
 
     kind: MessageKind
     calls: tuple[ProducerCall, ...]

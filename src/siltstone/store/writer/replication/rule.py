@@ -5,7 +5,7 @@ judgement depends only on the position before the message and on the message, so
 
 Invariants:
 - `index` is the number of messages that counted, GENESIS and TERM included;
-- `chain` is blake2b-128 over the previous chain and the bytes of what counted;
+- `chain` is blake2b-128 over the previous chain and the bytes of the message that counted;
 - `root` is the chain just after the GENESIS or TERM that opened the present term, and `base` is the
   index of that message;
 - a record of a deposed leader never counts, at any site;
@@ -33,7 +33,7 @@ from siltstone.store.writer.replication.messages import (
 
 
 class Verdict(Enum):
-    """What a site does with a message."""
+    """The decision of a site about a message."""
 
     COUNTS = "counts"
     IGNORED = "ignored"
@@ -78,7 +78,8 @@ class LogPosition:
     parts_kind: int = 0
 
     def mark(self) -> LogPosition:
-        """Return the position that a restart continues from: just behind what counted last."""
+        """Return the position from which a restart continues: just behind the last message that
+        counted."""
         return replace(self, sequence=self.marked)
 
 
@@ -113,7 +114,7 @@ def _judge_term(position: LogPosition, message: Term) -> Judgement:
     if message.term > position.term + 1:
         return _stop(f"a TERM is missing before term {message.term}", position)
     if message.term <= position.term:
-        # A claim that came late, or again.
+        # This claim arrived late, or twice.
         return IGNORED
     if message.root != position.root:
         return _stop(f"site {message.site!r} claims with another history", position)

@@ -1,4 +1,4 @@
-"""The other side of a producer: numbers calls, and knows what became of each.
+"""The sending side of a producer: it numbers calls, and knows the outcome of each.
 
 Invariants:
 - a call is reported as stored when one attempt was;

@@ -9,7 +9,7 @@
 
 The site leads when, and whenever, it sees a TERM with its own name and boot count. A boot is a
 number that was never used before: the driver draws it at random at each start, and for each jump.
-So a site never continues a term whose outbox it does not remember.
+So a site never continues a term if it has lost the outbox of that term.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When an alarm of the cluster is raised and cleared: not for every blink, and once.
+"""Decide when an alarm of the cluster is raised and cleared: once, and not for a short problem.
 
 An alarm has a kind and a place: a shard, a site, or a site of a shard.
 """
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-# What lasts this long is told; a handover or a restart of NATS is over before.
+# A problem that lasts this long raises an alarm. A handover or a restart of NATS takes less time.
 RAISE_US: Final = 5_000_000
-# What is gone for this long is over.
+# A problem that is gone for this long is over.
 CLEAR_US: Final = 5_000_000
 
 
 class AlarmKind(Enum):
-    """What an operator must know of a cluster."""
+    """The kinds of problems that an operator of a cluster must know."""
 
     NO_LEADER = "no leader"
     BELOW_QUORUM = "below quorum"
@@ -34,7 +34,7 @@ class AlarmKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A kind of alarm, and where."""
+    """A kind of alarm, and its place."""
 
     kind: AlarmKind
     place: str
@@ -42,7 +42,8 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class AlarmChanges:
-    """What was raised and cleared since the last look, with the texts of what was raised."""
+    """The alarms that were raised and cleared since the last look, with the texts of the raised
+    ones."""
 
     raised: Mapping[Alarm, str]
     cleared: frozenset[Alarm]
@@ -60,7 +61,7 @@ class AlarmWatch:
         self.counts: Counter[AlarmKind] = Counter()
 
     def look(self, found: Mapping[Alarm, str], now_us: int) -> AlarmChanges:
-        """Take what is wrong at this moment."""
+        """Take the problems that exist at this moment."""
         for alarm, text in found.items():
             self._since.setdefault(alarm, now_us)
             self._seen[alarm], self._texts[alarm] = now_us, text
@@ -70,7 +71,7 @@ class AlarmWatch:
             if alarm not in self.raised and now_us - self._since[alarm] >= RAISE_US
         }
         over = {alarm for alarm, at in self._seen.items() if now_us - at >= CLEAR_US}
-        # What was gone for a moment begins anew, unless it was raised.
+        # A problem that was gone for a moment begins anew, unless its alarm was raised.
         blinks = {alarm for alarm in self._seen if alarm not in found and alarm not in self.raised}
         cleared = frozenset(over & self.raised)
         for alarm in over | blinks:
@@ -80,6 +81,6 @@ class AlarmWatch:
         return AlarmChanges(raised, cleared)
 
     def texts(self) -> dict[Alarm, str]:
-        """Return what is raised, with the newest texts."""
+        """Return the raised alarms, with the newest texts."""
         known = sorted(self.raised, key=lambda alarm: (alarm.place, alarm.kind.value))
         return {alarm: self._texts[alarm] for alarm in known}

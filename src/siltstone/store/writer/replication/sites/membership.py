@@ -1,6 +1,6 @@
 """Which sites replicate a shard, which of them are in sync, and how far the log may be trimmed.
 
-A site that is no replica may follow the log too, as an observer. Nothing waits for it.
+A site that is not a replica may follow the log too, as an observer. Nothing waits for it.
 
 A placement is a value in a shared bucket. It changes by compare-and-set only: a site reads it,
 computes the next one with these functions, and writes it if no other site has written in between.
@@ -78,9 +78,8 @@ def leave(placement: ShardSites, site: str) -> ShardSites | None:
 
 
 def add(placement: ShardSites, site: str) -> ShardSites | None:
-    """Return the placement with one more replica, which is not in sync yet.
-
-    None if the site is a replica, or if the in-sync sites would be no majority any more.
+    """Return the placement with one more replica, which is not in sync yet. None if the site is a
+    replica already, or if the in-sync sites would not be a majority any more.
     """
     replicas = placement.replicas | {site}
     if site in placement.replicas or len(placement.insync) < majority(len(replicas)):
@@ -103,7 +102,8 @@ def join(
 
 
 def _may_join(placement: ShardSites, synced: int, members: Mapping[str, int]) -> bool:
-    """Return whether a site with this synced position has what an in-sync site must have."""
+    """Return whether a site with this synced position has everything that an in-sync site must
+    have."""
     reported = [members[one] for one in placement.insync if one in members]
     return bool(reported) and synced >= min(reported) and synced + 1 >= placement.trim
 
@@ -113,8 +113,8 @@ def enter(
 ) -> ShardSites | None:
     """Return the placement with one more replica that is in sync at once; None if it may not join.
 
-    So the second site of a shard comes in: it could not be a replica only, because one of two is no
-    majority.
+    The second site of a shard joins in this way. It cannot be a replica that is not in sync: one
+    in-sync site of two replicas is not a majority.
     """
     if site in placement.replicas or not _may_join(placement, synced, members):
         return None

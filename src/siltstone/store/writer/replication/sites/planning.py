@@ -1,12 +1,13 @@
-"""Where the replicas and the leader of a shard shall be: decisions, without doing anything.
+"""Decide where the replicas and the leader of a shard shall be; nothing here acts on it.
 
-The leader of a shard plans for it, from what all sites have agreed on (the roles and zones of the
-sites, the placements of all shards) and from what it hears. Each decision is one change of the
-placement by compare-and-set. So after a crash, any later leader continues with the next one.
+The leader of a shard plans for it. It uses the facts that all sites agree on (the roles and zones
+of the sites, the placements of all shards) and its knowledge of which sites are alive. Each
+decision is one change of the placement by compare-and-set. So after a crash, any later leader
+continues with the next one.
 
 Invariants:
-- a replica is removed only when all wanted sites that are there are in sync, and a majority of the
-  wanted ones is;
+- a replica is removed only when all reachable wanted sites are in sync, and these are a majority of
+  the wanted sites;
 - the leader does not remove itself: it hands over first;
 - a choice made twice from the same facts is the same, and choosing again changes nothing.
 """
@@ -23,13 +24,13 @@ from siltstone.store.writer.replication.sites.membership import ShardSites, majo
 
 # A site leads, or has replicas, this many more than another before one is moved for balance.
 UNBALANCED: Final = 2
-# What claims later: each is added to the rank of a site, in units of the claim timer.
+# Reasons to claim later: each is added to the rank of a site, in units of the claim timer.
 NOT_LEADING_RANKS: Final = 10
 NOT_IN_SYNC_RANKS: Final = 20
 
 
 class SiteRole(Enum):
-    """What a site is for.
+    """The role of a site.
 
     A DRAINING site keeps its replicas and leads nothing. A LEAVING one gives up its replicas too.
     An OBSERVER has joined no shard, or has left all. One that is GONE never comes back as it was.
@@ -56,10 +57,10 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a leader plans from.
+    """The facts from which a leader plans.
 
-    `alive` are the sites that are heard, this one included. `replicas` has the number of replicas
-    of each site, and `led` the number of shards that it leads.
+    `alive` are the reachable sites, this one included. `replicas` has the number of replicas of
+    each site, and `led` the number of shards that it leads.
     """
 
     sites: Mapping[str, Site]
@@ -97,16 +98,17 @@ def loads(placements: Iterable[ShardSites]) -> Counter[str]:
 
 
 def choose(current: frozenset[str], count: int, facts: Facts) -> frozenset[str]:
-    """Return the sites that shall be the replicas of a shard, of which `count` are wanted.
+    """Return the `count` sites that shall be the replicas of a shard, or fewer if there are not
+    enough.
 
-    They are never none: the last replica stays, whatever its site is.
+    The result is never empty: the last replica stays, whatever the role of its site is.
     """
     kept = sorted(site for site in current if facts.keeps(site))
     while len(kept) > count:
         kept.remove(max(kept, key=lambda site: _burden(site, kept, facts)))
     before = len(kept)
     if kept and facts.candidates(kept) and not any(facts.leads(site) for site in kept):
-        # One that may lead is needed, also if all that is there drains.
+        # One of the sites must be able to lead, even if all current ones drain.
         before -= 1
         if len(kept) == count:
             kept.remove(max(kept, key=lambda site: _burden(site, kept, facts)))
@@ -118,8 +120,8 @@ def choose(current: frozenset[str], count: int, facts: Facts) -> frozenset[str]:
 
 
 def _burden(site: str, kept: Collection[str], facts: Facts) -> tuple[bool, int, bool, int, str]:
-    """Return how little a site is wanted beside others: one that cannot lead, then one in a full
-    zone, is wanted least.
+    """Return the rank of a site for removal: a site that cannot lead comes first, then one in a
+    zone with many replicas.
     """
     return (
         not facts.leads(site),
@@ -189,8 +191,8 @@ def move(placement: ShardSites, old: str, new: str) -> ShardSites | None:
 
 
 def must_hand_over(placement: ShardSites, site: str, facts: Facts, *, is_fit: bool) -> bool:
-    """Return whether a leader must let another site lead. A site that is not fit has a wrong clock,
-    or no space.
+    """Return whether a leader must hand over. A site that is not fit has a wrong clock, or no
+    space.
     """
     aim = placement.wanted or placement.replicas
     return not is_fit or site not in aim or not facts.leads(site)
@@ -207,13 +209,13 @@ def successor(
 ) -> str:
     """Return the site to which a leader hands over, "" if it goes on.
 
-    `able` are the sites that are heard and have read everything.
+    `able` are the reachable sites that have read everything.
     """
     aim = placement.wanted or placement.replicas
     ready = [each for each in sorted(able) if each != site and each in placement.insync & aim]
     choices = [each for each in ready if facts.leads(each)]
     if not choices and site not in aim:
-        # Better one that drains than one that is to be removed.
+        # A site that drains is better than one that is to be removed.
         choices = ready
     if not choices:
         return ""
@@ -229,8 +231,8 @@ def successor(
 
 
 def claim_rank(placement: ShardSites | None, site: str, rank: int, facts: Facts) -> int:
-    """Return after how many turns a site claims a silent shard: a site that should not lead waits
-    for the others, and leads if there are none.
+    """Return after how many turns a site claims a silent shard. A site that should not lead waits
+    for the others, and leads only if no other site claims.
     """
     if placement is None:
         return rank

@@ -1,4 +1,4 @@
-"""What to do when the copies of a sealed segment are compared between sites.
+"""Compare the copies of a sealed segment between sites, and decide about our own.
 
 The digest of a segment covers its rows in the order of their serials, not its bytes: sites compact
 at different times. A copy that cannot be read has no digest.
@@ -13,12 +13,12 @@ from enum import Enum
 
 
 class CopyFinding(Enum):
-    """What a site knows of its copy of a segment."""
+    """The verdict on our copy of a segment."""
 
     SOUND = "sound"
     # Another site has the rows.
     REPAIR = "repair"
-    # The copies differ, and no majority says which one is right.
+    # The copies differ, and no majority shows which one is right.
     UNDECIDED = "undecided"
 
 
@@ -52,7 +52,7 @@ def compare(own: bytes | None, others: Mapping[str, bytes], *, copies: int = 0) 
         # The others repair themselves.
         return Comparison(CopyFinding.SOUND)
     if own is not None and 2 * count <= copies:
-        # Those that are away may have our rows.
+        # The sites that are away may have our rows.
         return Comparison(CopyFinding.UNDECIDED)
     sources = frozenset(site for site, digest in others.items() if digest == best)
     return Comparison(CopyFinding.REPAIR, sources)
