@@ -103,7 +103,7 @@ class Member:
             self._first_acks = 0
 
     def learn(self, now: float) -> int:
-        """Change the credit by what was measured; return how many rows more the member may hold."""
+        """Adapt the credit to the measured speed; return how many rows more the member may hold."""
         if self._probe_rows == 0:
             return 0
         acks = self.outbox.completed - self._probe_acks

@@ -84,7 +84,7 @@ def _layout(form: str) -> struct.Struct:
 
 
 class SavedProgress(NamedTuple):
-    """How far a session or a group has read and acknowledged.
+    """The progress of a session or a group: the rows that it has read and acknowledged.
 
     The position has no identity, because the row of the session or group has it.
     """
@@ -131,7 +131,7 @@ def encode_session(session: SavedSession, revision: int) -> bytes:
 def decode_session(data: bytes) -> tuple[SavedSession, int]:
     """Return a session, without the parts that have rows of their own, and its revision.
 
-    Raises: CorruptionError; UsageError for what a newer Siltstone wrote. All other decoders in this
+    Raises: CorruptionError; UsageError for a row of a newer Siltstone. All other decoders in this
     module raise the same.
     """
     cursor = _Cursor(data, "session", IDENTIFIED)

@@ -31,7 +31,7 @@ from siltstone.units import SECOND_US
 WILL: Final = "will"
 EXPIRY: Final = "expiry"
 GROUP: Final = "group"
-# At the same time the will comes first: the end of the session would delete it.
+# At equal times the will comes first, because the end of the session would delete it.
 KINDS: Final = (WILL, EXPIRY, GROUP)
 
 # The number of counts after which `moving` lets its caller pause.
@@ -93,7 +93,8 @@ def session_index(
 
 def _away_count(topic: str, subscription: SavedSubscription) -> tuple[str, bytes]:
     """Return the topic that counts a filter, and its note, from the topic of the subscription."""
-    # That topic ends with the word of the filter: to make it anew takes long for many filters.
+    # That topic ends with the word of the filter. Computing the word again takes long for many
+    # filters.
     away = away_topic(topic.rpartition("/")[2], subscription.qos)
     return away, subscription.filter.encode()
 

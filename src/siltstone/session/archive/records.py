@@ -1,7 +1,7 @@
 """The saved state of durable sessions and share groups, as values without code.
 
 Places are serials of rows in the store. Every row of a shard has a serial, so one serial for each
-shard says how far a session has read, whatever the number of its filters. `position` carries the
+shard is enough to record how far a session has read, even with many filters. `position` carries the
 identity of the database to which all places of a session or group refer; it is empty if an earlier
 version saved them. A `since` refers to the same database and has no identity of its own. Times are
 µs of the wall clock.

@@ -1,7 +1,7 @@
-"""How the archive takes, creates and scans sessions and groups.
+"""Takes, creates and scans the sessions and groups of the archive.
 
-To take a session or group is to write its owner row, and to read it only when that write is
-durable. The former owner can save nothing after this commit, and what it saved before is visible.
+A caller takes a session or group by writing its owner row, and reads it only when that write is
+durable. After this commit the former owner can save nothing, and all its earlier saves are visible.
 The new owner therefore never has to retry.
 """
 

@@ -28,7 +28,8 @@ _SHARED: Final = "$share/"
 
 @dataclass(frozen=True, slots=True)
 class StartOver:
-    """What a session or group lost: the number of rows before its position, and those in flight.
+    """The loss of a session or group: the number of rows before its position, and of those in
+    flight.
 
     `may_miss` says whether rows of the former database may have waited for it. None wait for a
     session without subscriptions of its own: those of share groups wait for the group.

@@ -1,4 +1,4 @@
-"""How far a durable session has come in the rows of each shard.
+"""The progress of a durable session in the rows of each shard.
 
 A row is open from the moment when it is offered to the client until its delivery is complete. Rows
 are offered in the order of their serials and may complete in any order. The position of a shard is

@@ -1,4 +1,4 @@
-"""How a durable session selects the rows of the store that it delivers.
+"""The selection of the rows that a durable session delivers from the store.
 
 Every row that any subscription could want is read once, in the order of its shard. A row that
 several subscriptions match is one message, with the highest QoS and all identifiers. A row is

@@ -25,7 +25,7 @@ class SaveTicket(Protocol):
 
     @property
     def error(self) -> Exception | None:
-        """What went wrong, if something did."""
+        """The error of the save; None if it has none."""
 
     def on_done(self, callback: Callable[[SaveTicket], None]) -> None:
         """Call `callback` when the outcome is known; it may run in any thread."""

@@ -47,7 +47,7 @@ _AHEAD: Final = 256
 
 
 class Durable:
-    """What makes a session durable while its client is connected."""
+    """The durable state of a session while its client is connected."""
 
     def __init__(
         self,

@@ -108,7 +108,7 @@ class Delivery:
 class Run:
     """Messages that wait one after another, and were written to disk together to save memory.
 
-    `size_bytes` is what they take in memory.
+    `size_bytes` is their size in memory.
     """
 
     def __init__(self, place: Spilled, count: int, size_bytes: int) -> None:
@@ -144,7 +144,7 @@ class Run:
 
 
 def encode_run(messages: list[Delivery]) -> bytes:
-    """Return the bytes of a run of messages that have no packet ids and are no rows of the store.
+    """Return the bytes of a run of messages without packet ids that are not rows of the store.
 
     The payloads that are on disk must be in the file to which the run is written.
     """

@@ -61,7 +61,8 @@ class Ready:
         # Called with each outbox once before it changes, and the number of times this was started.
         self.watch: Callable[[Outbox], None] | None = None
         self.epoch = 0
-        # Called with a client id if waiting messages were dropped that could not be read, and why.
+        # Called with a client id and the reason if waiting messages were dropped because they could
+        # not be read.
         self.lost: Callable[[str, SiltstoneError], None] | None = None
 
     def take(self) -> list[Outbox]:

@@ -1,7 +1,7 @@
 """Messages that wait to be sent: a queue with limits, a shared budget and a drop policy.
 
-If a message does not fit, it is dropped, or the oldest messages are; dropped messages are counted.
-Messages on disk that must make room are dropped all together if they cannot be read.
+A message that does not fit is dropped, or replaces the oldest messages. Dropped messages are
+counted. Messages on disk that must make room are dropped together if they cannot be read.
 
 Invariants: a row of the store is always added and never dropped. Its owner offers no more rows than
 may wait, and counts a row as open until its delivery is complete. A message of QoS 0 takes the
@@ -100,7 +100,8 @@ class Waiting:
         self._next_place = 0
         self._bytes = 0
         self.dropped = 0
-        # Why messages on disk were dropped that could have stayed, until the owner takes it.
+        # The reason why messages on disk were dropped although they could have stayed; the owner
+        # takes it.
         self.unreadable: SiltstoneError | None = None
 
     def __len__(self) -> int:
@@ -244,7 +245,7 @@ class Waiting:
             if part.messages:
                 found.extend(part.messages)
                 parts += 1
-        # Each part is in order. To sort many messages would take some ms.
+        # Each part is in order. Sorting many messages would take milliseconds.
         if parts > 1:
             found.sort(key=_place)
         return found

@@ -41,7 +41,7 @@ class GroupContent:
 
     def __init__(self, group: SavedGroup, keys: GroupKeys) -> None:
         self.keys = keys
-        # Of the position, the identity has no row of its own.
+        # The identity of the position has no row of its own.
         self.meta = replace(group, position=Position({}, group.position.identity), done=())
         self.progress = SavedProgress(Position(group.position.serials), group.done)
 
