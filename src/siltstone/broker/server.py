@@ -132,7 +132,7 @@ def run_server(
         with ExitStack() as closing:
             cluster = _site_of(settings, clock)
             if cluster is not None:
-                # It ends after the store: what waits in the store may need it.
+                # It ends after the store, because work that waits in the store may need it.
                 closing.callback(cluster.stop)
             store = closing.enter_context(open_store(settings.data, clock=clock, cluster=cluster))
             if cluster is not None:

@@ -1,4 +1,4 @@
-"""The steps from CONNECT to a session: negotiated, credentials, and the takeover of a connection.
+"""The steps from CONNECT to a session: negotiation, credentials, and the takeover of a connection.
 
 A login ends with `welcome`, or with `end` and a reason. After a failure, the next password of the
 same user and address waits before it is hashed, and its refusal is delayed again. Both delays grow

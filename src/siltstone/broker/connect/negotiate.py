@@ -1,4 +1,5 @@
-"""The negotiated of a connection: a pure function of the CONNECT and the limits of the broker."""
+"""The negotiated values of a connection: a pure function of the CONNECT and the limits of the
+broker."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _NO_PACKET_LIMIT: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Negotiated:
-    """The negotiated of one connection. A packet size limit or keep alive of 0 means none."""
+    """The negotiated values of one connection. A packet size limit or keep alive of 0 means
+    none."""
 
     client_id: str
     keep_alive_seconds: int
@@ -31,7 +33,7 @@ class Negotiated:
 
 
 def agree(connect: Connect, limits: Limits, assigned_id: str) -> Negotiated | Reason:
-    """Return the negotiated of a connection, or the reason to refuse it.
+    """Return the negotiated values of a connection, or the reason to refuse it.
 
     `assigned_id` is used if the client sends no client id [MQTT-3.1.3-6], [MQTT-3.1.3-7].
     """
@@ -61,7 +63,8 @@ def agree(connect: Connect, limits: Limits, assigned_id: str) -> Negotiated | Re
     size_max = asked.maximum_packet_size or _NO_PACKET_LIMIT
     answer = encode(connect.version, ConnAck(properties=properties))
     if size_max != _NO_PACKET_LIMIT and len(answer) > size_max:
-        # [MQTT-3.1.2-24]: a client that cannot receive this CONNACK cannot learn the negotiated.
+        # [MQTT-3.1.2-24]: a client that cannot receive this CONNACK cannot learn the negotiated
+        # values.
         return Reason.PACKET_TOO_LARGE
     return Negotiated(
         client_id=client_id,

@@ -48,7 +48,8 @@ class DiskWatch:
             return
         keep, needed = self._keep_free_bytes, self._needed_bytes()
         before = self._alarms.text(DISK)
-        # An alarm gets better only with some space above its limit, so that it does not flap.
+        # An alarm improves only with some space above its limit, so that it is not set and cleared
+        # again and again.
         is_scarce = free < (_with_margin(keep // 2) if before == SCARCE else keep // 2)
         enough = keep if before == QUIET else _with_margin(max(keep, needed))
         text = SCARCE if is_scarce else DISK_LOW if free < enough else QUIET

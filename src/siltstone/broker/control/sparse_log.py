@@ -37,7 +37,8 @@ class _Window:
 class SparseLog:
     """Logs the first `lines` events of a key, then one per `seconds`, which counts the others.
 
-    `later` calls a function at a time. After `seconds` without an event, a key begins anew.
+    `later` calls a function at a time. A key starts again with single lines after `seconds` without
+    an event.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ _TARGET_BYTES: Final = 150
 
 
 class DeliveryTarget:
-    """How one session receives the messages of a topic."""
+    """A session that receives the messages of a topic, with the options of its subscriptions."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.outbox = outbox

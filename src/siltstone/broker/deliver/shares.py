@@ -304,7 +304,7 @@ class ShareGroup:
         terms = self._terms
         assert terms is not None
         # If there is still no room then, the budget of all sessions is used up, or the message is
-        # too large. To move more messages would not help.
+        # too large. Moving more messages would not help.
         left = size if size <= terms.bytes_max else 0
         while queue and left > 0 and not queue.has_room(size):
             oldest = queue.pop()
@@ -324,8 +324,8 @@ class ShareGroup:
             return
         while queue:
             index = self._next(queue.first_topic())
-            # If rights have changed, connected members may not read what waits: it is not kept for
-            # them.
+            # If rights have changed, connected members may not read some waiting messages. These
+            # are not kept.
             if index >= 0 and (
                 self._found_rank == _BUSY
                 or (self._found_rank == _AWAY and not self._has_connected())

@@ -8,7 +8,7 @@ from siltstone.topic.grammar import TopicFilter
 
 # The cost limit of one turn: each filter costs its number of levels, plus one.
 SLICE_LEVELS: Final = 400
-# What a filter of a share group costs in addition: the group is created, saved or ended.
+# The additional cost of a filter of a share group: the group is created, saved or ended.
 _SHARED_LEVELS: Final = 20
 
 

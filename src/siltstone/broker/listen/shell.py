@@ -71,7 +71,8 @@ class LoopShell:
                 self._loop.call_soon_threadsafe(self._run)
 
     def _run(self) -> None:
-        # First: a thread that still sees True has added its act before, and it is run here.
+        # Set this first: a thread that still sees True has added its act before, and this turn runs
+        # it.
         self._is_due = False
         acts = self._acts
         try:

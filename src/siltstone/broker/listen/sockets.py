@@ -58,7 +58,7 @@ class SocketFiles(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Serving:
-    """How connections of one listener are accepted."""
+    """Accepts the connections of one listener."""
 
     loop: asyncio.AbstractEventLoop
     make_protocol: MakeProtocol

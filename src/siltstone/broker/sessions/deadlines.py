@@ -1,9 +1,9 @@
 """Deadlines of disconnected sessions and of groups: delayed wills, and expiry.
 
-The archive has them in order of time, so they survive the broker. It is read every second. Nothing
-is early, and nothing is lost: a will is deleted after it was stored, and a session counts as
-deleted when that is durable. Deadlines that passed while the broker was down are handled after its
-start.
+The archive has them in order of time, so they survive the broker. It is read every second. No
+deadline is handled early or lost: a will is deleted only after it was stored, and a session counts
+as deleted when the deletion is durable. Deadlines that passed while the broker was down are handled
+after its start.
 """
 
 from __future__ import annotations

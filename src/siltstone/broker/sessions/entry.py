@@ -1,4 +1,4 @@
-"""The way of an authenticated client to its durable session, which is loaded or created.
+"""The entry of an authenticated client into its durable session, which is loaded or created.
 
 This happens in a turn of its client id. The turn waits for the disk several times, and the client
 may disconnect meanwhile. An earlier connection is ended first; its session is saved in a separate
@@ -74,7 +74,8 @@ def is_turned_away(broker: Broker, visitor: EnteringClient, client_id: str) -> b
 
 
 def is_stranger(visitor: EnteringClient, session: Session | None, identity: Identity) -> bool:
-    """Refuse a client whose client id has a session of another user; return whether it was."""
+    """Refuse a client whose client id has a session of another user; return whether it was
+    refused."""
     if session is None or session.user == identity.user:
         return False
     _refuse_stranger(visitor)

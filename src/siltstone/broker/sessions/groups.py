@@ -43,8 +43,8 @@ Act = Callable[[], None]
 
 _LOG: Final = logging.getLogger("siltstone.groups")
 _LOOK_SECONDS: Final = 1.0
-# Half a minute, in looks: then a position that moved only over rows of other topics is saved, if
-# the saved one is far behind or old.
+# The number of looks in half a minute. Then a position that moved only over rows of other topics is
+# saved, if the saved position is far behind or old.
 _PASSED_LOOKS: Final = 30
 # The interval for saving groups whose members have unacknowledged rows.
 _SAVE_SECONDS: Final = 0.1
@@ -56,7 +56,7 @@ LOADED_AT_ONCE: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareGroupRules:
-    """How groups lend rows to members, and how long they are kept without members."""
+    """The strategy and limits of groups, and the time that they are kept without members."""
 
     strategy: str
     loan_timeout: float

@@ -22,7 +22,7 @@ from siltstone.session.sending.delivery import Spilled
 from siltstone.session.session import Session
 
 Publish = Callable[[Session, Will], None]
-# Hears which will is lost, because its payload cannot be read, and why.
+# Called with a will that is lost because its payload cannot be read, and with the reason.
 Lost = Callable[[Session, Will, SiltstoneError], None]
 
 

@@ -23,8 +23,8 @@ _DISK_SHARE: Final = 8
 
 
 class StoreRule(Settings):
-    """How the broker stores the messages of matching topics. The first rule that matches a topic
-    applies.
+    """A rule for the storage of the messages of matching topics. The first rule that matches a
+    topic applies.
     """
 
     filter: FilterText = Field(description="Topics to which this rule applies.")

@@ -93,7 +93,7 @@ class Capture:
         self._now = broker.shell.now()
         self._now_us = broker.clock.now_us()
         self.retained = broker.retained.all()
-        # Reversed, so that `pop` releases each session at its turn: to release all of them at the
+        # Reversed, so that `pop` releases each session at its turn: releasing all of them at the
         # end would block the loop.
         self._sessions = list(broker.registry.sessions.values())
         self._sessions.reverse()

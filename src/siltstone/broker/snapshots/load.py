@@ -63,7 +63,8 @@ class SnapshotLoad:
     """Applies records in order; call `finish` after the last one."""
 
     def __init__(self, broker: Broker, contents: BoundedContents) -> None:
-        """Load payloads from `contents`; take memory there, and leave there what has no room."""
+        """Load payloads from `contents`. Take memory from it, and leave payloads that have no room
+        in it."""
         self._broker = broker
         self._contents = contents
         self._now = broker.shell.now()
@@ -119,7 +120,7 @@ class SnapshotLoad:
     def finish(self) -> None:
         """End the last session, and start the delays of the wills.
 
-        What stays on disk is written before, because a will that is due is read at once.
+        Payloads that stay on disk are written before, because a will that is due is read at once.
         """
         self._end()
         self._contents.flush()
