@@ -1,4 +1,4 @@
-"""How far a query is behind the store: in rows, and in seconds.
+"""The lag of a query behind the store: in rows, and in seconds.
 
     {"rows": 1200, "seconds": 3.5}
 

@@ -65,7 +65,7 @@ class StartTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What to read, from which store, and how."""
+    """The options of a read: its rows, its store, and its limits."""
 
     path: str = ""
     node: Node | None = None

@@ -143,7 +143,7 @@ def own_offsets(
 ) -> Position | None:
     """Return the offsets if they belong to this database; otherwise None.
 
-    Position of an earlier database of the same name give None if the query accepts losses.
+    Positions in an earlier database of the same name give None if the query accepts losses.
 
     Raises: SlabDroppedError if it does not.
     """
