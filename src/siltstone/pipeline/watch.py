@@ -68,7 +68,7 @@ class Watch(StreamingQueryListener):
 
     @property
     def error(self) -> str:
-        """Why the query ended, in one sentence; empty if it runs or was stopped."""
+        """The reason why the query ended, in one sentence; empty if it runs or was stopped."""
         return self._error
 
     def close(self) -> None:

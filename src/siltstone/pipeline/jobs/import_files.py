@@ -30,7 +30,8 @@ _FORBIDDEN: Final = "[+#\\x00]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportSettings:
-    """What to read, and how to store it; `target` are the options of the sink, path or url.
+    """The files to read, and how their rows are stored; `target` has the options of the sink, path
+    or url.
 
     A row that cannot be a message stops the import, unless skips_bad is set.
     """

@@ -31,7 +31,7 @@ _COLUMNS: Final = ("topic", "timestamp", "publisher", "qos", "retain", "properti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """What to replay, and the target; speed 1 is the original pace, None as fast as possible.
+    """The rows to replay, and the target. Speed 1 is the original pace, None as fast as possible.
 
     `node` has url and its credentials, as options of the source, instead of a path.
     """

@@ -1,4 +1,4 @@
-"""Rewriting: the rows of tables are decoded again from their payloads, by the rules of now.
+"""Rewriting: the rows of tables are decoded again from their payloads, by the current rules.
 
 The new files are written beside the tables. Then each table is changed by one Delta transaction:
 it loses its old files and gets the new ones. Rows whose rules name another table go there. Rows in
@@ -90,7 +90,8 @@ class RewriteDraft:
 class GivenUp:
     """The tables of a rewrite that was undone.
 
-    `kept_rules` is the version of the rules with what a user changed meanwhile; None if nothing.
+    `kept_rules` is the version of the rules that has the changes of a user meanwhile; None if there
+    are none.
     """
 
     tables: tuple[str, ...]
@@ -123,7 +124,7 @@ class Rewriter:
         return self._extended(RewriteDraft(tables=frozenset(tables), rules=rules))
 
     def complete(self, draft: RewriteDraft, batch: int) -> Mapping[str, int]:
-        """Add what came since the draft, and change the tables; return their new rows.
+        """Add the rows that came since the draft, and change the tables; return their new rows.
 
         The caller also holds the lock of the batches; `batch` is the last one, and has ended.
 
@@ -157,7 +158,7 @@ class Rewriter:
         """Change the tables of the open rewrite, and end it. The caller holds both locks.
 
         If it was given up, the tables that were changed get their earlier versions back. Return the
-        version of the rules that keeps what a user wrote meanwhile; None without any.
+        version of the rules that keeps the changes of a user meanwhile; None if there are none.
         """
         known = read_rewrites(self._fs, self._lake)
         if known.open is None:
@@ -405,7 +406,7 @@ def retier(
     fs: FileSystem | None = None,
     clock: Clock | None = None,
 ) -> Mapping[str, int]:
-    """Derive tables again from their payloads, by the rules of now; return rows by table.
+    """Derive tables again from their payloads, by the current rules; return rows by table.
 
     It works beside a running tier job, which waits only while the tables are changed.
 

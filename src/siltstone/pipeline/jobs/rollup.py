@@ -49,7 +49,7 @@ _TYPES: Final[Mapping[str, str]] = {"double": "DOUBLE", "bigint": "BIGINT"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollupSettings:
-    """What to roll up: a table of the lake gives the structure, its fields and its keys.
+    """The settings of a rollup: a table of the lake gives the structure, its fields and its keys.
 
     Without fields, all numbers are rolled up. `topics` is a template such as rollup/{plant};
     `target` are the options of the sink.

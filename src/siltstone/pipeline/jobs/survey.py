@@ -28,7 +28,8 @@ Samples = dict[str, list[bytes]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Customs:
-    """How new rules are made: decoders by topic filter, the partition, names that are not free."""
+    """The inputs for new rules: decoders by topic filter, the partition, names that are not
+    free."""
 
     decode: Mapping[str, Decoder]
     partition: Partition

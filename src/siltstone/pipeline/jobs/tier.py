@@ -94,7 +94,7 @@ _SURVEYED: Final = table_schema(("topic", "payload"))
 _FILTERS_MAX: Final = 16
 # Rows of larger tables stay there when their structure becomes a wider one.
 MOVE_BYTES_MAX: Final = 1024 * 1024 * 1024
-# The time between two looks at all tables, for old versions and partitions that are over.
+# The time between two checks of all tables, for old versions and finished partitions.
 _SWEEP_SECONDS: Final = 3600.0
 # The time of a sweep between two batches.
 _SWEEP_ROUND_SECONDS: Final = 0.25
@@ -210,7 +210,7 @@ class TierJob:
             # The number of files that were added to each table since it was last tidied.
             self._added: Counter[str] = Counter()
             self._swept_at: float | None = None
-            # Tables that the sweep of this hour has not come to.
+            # Tables that the sweep of this hour has not reached.
             self._sweeping: list[str] = []
             for name in list_tables(self._fs, self.lake):
                 remove_torn_checkpoint(self._fs, self.lake / name)

@@ -48,7 +48,7 @@ _UNDECODED: Final = pa.schema(
     [*ROW_SCHEMA, pa.field("table", pa.string()), pa.field("reason", pa.string())]
 )
 _LEVELS: Final = pa.field("levels", pa.list_(pa.field("element", pa.string())))
-# The number of rows that are decoded at a time; more would only need more memory.
+# The number of rows that are decoded at a time. Larger parts would only need more memory.
 _CHUNK_ROWS: Final = 32_768
 _GROUP_ROWS: Final = 262_144
 # Longer bounds would not help readers to skip more files.

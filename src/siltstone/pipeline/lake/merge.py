@@ -1,4 +1,4 @@
-"""Merging of small files of a table: which ones, and into what.
+"""Merging of small files of a table: the choice of files, and the merge.
 
 Files of one partition are merged when there are many of about the same size, so that a row is
 written again a few times only: once for each tenfold size. A partition whose day or hour is over is

@@ -45,7 +45,7 @@ from siltstone.scan.columns.payloads import decode_payload, is_object, trimmed
 # With auto, the decoder is chosen when the first payloads arrive.
 Decoder = Literal["json", "cbor", "msgpack", "text", "raw", "auto"]
 DECODERS: Final[tuple[Decoder, ...]] = ("json", "cbor", "msgpack", "text", "raw", "auto")
-# What happens to a document with a value that does not fit its column.
+# The policies for a document with a value that does not fit its column.
 Drift = Literal["rescue", "evolve", "dead_letter", "reject"]
 DRIFTS: Final[tuple[Drift, ...]] = ("rescue", "evolve", "dead_letter", "reject")
 # With these, the row stays in its table.

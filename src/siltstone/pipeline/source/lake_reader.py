@@ -1,6 +1,6 @@
 """Tables of the lake by the data source: option `table` names one, or the database for all rows.
 
-Each query is planned anew, so a table in a catalog always has the rows of now. The files are read
+Each query is planned again, so a table in a catalog always has the current rows. The files are read
 by Python, because Spark's own reader of Parquet does not know which files a Delta table has.
 """
 

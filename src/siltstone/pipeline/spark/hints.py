@@ -1,7 +1,7 @@
 """Hints for a condition that reads all rows, where an option would read only some.
 
-Spark 4.3 tells a Python source no conditions without returning wrong rows of other queries, so
-`where` cannot choose what is read from the store. An option can.
+Spark 4.3 would return wrong rows of other queries if it passed conditions to a Python source. So
+`where` cannot limit what is read from the store, but an option can.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What feeds each table of a lake: rules and topics, and the rule that would mend a table.
+"""The sources of each table of a lake: rules and topics, and the rule that would improve a table.
 
-A table with few rows, beside one that differs at one level only, is better one with it. A table
+A table with few rows should be joined with a table whose filter differs at one level only. A table
 with very many fields has several kinds of payloads, which a rule for some of its topics separates.
 """
 
@@ -28,7 +28,7 @@ _EXAMPLES: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFeed:
-    """What feeds a table; `advice` has a sentence for each thing that a rule would mend.
+    """The sources of a table; `advice` has a sentence for each problem that a rule would solve.
 
     `topics` is the number of different topics in the newest rows; `is_whole` says that these are
     all rows.
@@ -45,7 +45,7 @@ class TableFeed:
 
 
 def explain(fs: FileSystem, lake: PurePath) -> list[TableFeed]:
-    """Return what feeds each table with rows of topics. Raises: UsageError, RetryError."""
+    """Return the sources of each table with rows of topics. Raises: UsageError, RetryError."""
     rules = load_rules(fs, lake).effective().rules
     by_table: dict[str, list[TableRule]] = {}
     for rule in rules:

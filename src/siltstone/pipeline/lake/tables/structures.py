@@ -1,4 +1,4 @@
-"""Structures: which topics share a table. A pure function of known structures and new topics.
+"""Structures decide which topics share a table. A pure function of known structures and new topics.
 
     bench/0/device/7/telemetry     a number never names a table: bench/+/device/+/telemetry
     site/line1/state               one word with a number names it,
@@ -7,9 +7,9 @@
     home/bath/temperature          fields, are of one kind: home/+/temperature
     home/bath/humidity             the last words differ: home/+/humidity
 
-A level that varies stays so, so structures only grow: an earlier one is equal to one of the result,
-or covered by one. The words of the first level, and the last words of topics, become one structure
-only when there are many of them: they often name different things.
+A level that varies never becomes fixed again, so structures only grow: each earlier structure is in
+the result, or a structure of the result covers it. The words of the first level, and the last words
+of topics, become one structure only when there are many of them: they often name different things.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Levels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadKind:
-    """What the payloads of a structure are like."""
+    """The form of the payloads of a structure."""
 
     decode: Decoder
     fields: frozenset[Path] = frozenset()
@@ -101,7 +101,7 @@ class _Node:
             yield from child.ends((*above, word))
 
     def settle(self, *, is_root: bool = False) -> None:
-        """Make the levels from here on vary that do; the deepest first."""
+        """Find the varying levels from here on, the deepest first."""
         for child in self.children.values():
             child.settle()
         words = [word for word in self.children if word != _PLUS]

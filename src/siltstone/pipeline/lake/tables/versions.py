@@ -3,8 +3,9 @@
     schemas/00000007.toml     # version 7 of 2026-01-31T12:00:00Z
                               [[rule]] …
 
-A version is stored before `rules.toml` is replaced, so the newest one is the file, or what the file
-was about to become. A change by hand becomes a version with the next one.
+A version is stored before `rules.toml` is replaced, so the newest version is the file, or the file
+that a crash kept from being written. A change by hand becomes a version together with the next
+change.
 """
 
 from __future__ import annotations
