@@ -32,7 +32,7 @@ from siltstone.mqtt.publish import PublishBatch
 from siltstone.spool import Spool
 
 _LOG: Final = logging.getLogger("siltstone.bridge")
-# The settings of a remote broker that refused the client permanently may have changed since.
+# A remote broker that refused the client permanently is tried again: its settings may have changed.
 _AGAIN_SECONDS: Final = 15.0
 _MISTAKE: Final = "internal error: see the log of the broker"
 

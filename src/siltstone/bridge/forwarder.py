@@ -31,7 +31,8 @@ _LOG: Final = logging.getLogger("siltstone.bridge")
 _ENTRIES_MAX: Final = 16
 _BYTES_MAX: Final = 4 * 1_048_576
 _AGAIN_SECONDS: Final = 5.0
-# The number of connections that end without an acknowledgement before a message is suspected.
+# After this many connections that end without an acknowledgement, a message is suspected to be the
+# cause.
 _STALLS_MAX: Final = 5
 
 
