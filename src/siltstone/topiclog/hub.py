@@ -51,7 +51,7 @@ WAITING_MAX: Final = 100_000
 
 
 class HubShell(Protocol):
-    """What the hub needs of the event loop that it runs in."""
+    """The functions of the event loop that the hub needs."""
 
     def soon(self, act: Act) -> None:
         """Run a function when the current work is done."""

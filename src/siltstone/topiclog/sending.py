@@ -10,7 +10,7 @@ from typing import Final
 from siltstone.errors import UsageError
 from siltstone.topiclog.tables import ends_of
 
-# A larger piece would not be more efficient, only take longer to be answered.
+# A larger piece would not be more efficient, and its answer would take longer.
 _PIECE_BYTES: Final = 1024 * 1024
 # The number of messages that are processed together.
 _CHUNK: Final = 1 << 14
