@@ -168,7 +168,7 @@ class Outgoing:
     def _start_over(self) -> None:
         """Turn the messages in flight into new messages, because the server has lost the session.
 
-        Released messages were accepted by the server; to send them again would duplicate them.
+        The server has accepted the released messages; sending them again would duplicate them.
         """
         if self._queue and self._offset:
             publication, payloads = self._queue.popleft()

@@ -43,7 +43,8 @@ class ClientSettings:
     session_expiry_seconds: int = SESSION_FOREVER
     will: Will | None = None
     window: int = WINDOW_DEFAULT
-    # How many unacknowledged messages the server may send; None means the default of the protocol.
+    # The number of unacknowledged messages that the server may send; None means the default of the
+    # protocol.
     receive_max: int | None = None
     reconnect: bool = False
     reconnect_seconds: float | None = None
