@@ -266,8 +266,8 @@ class Structure:
         """Return the structure for the next generation: the paths that vary, none of them pending.
 
         Where a level varies, the words that had streams of their own are not kept: all topics of
-        the level go to the varying streams there. What was learned below these words is joined. So
-        a topic may be placed in another stream than here.
+        the level go to the varying streams there. The structures that were learned below these
+        words are joined. So a topic may be placed in another stream than here.
         """
         inherited = Structure(thresholds)
         kept = self.varying_only()
@@ -304,7 +304,7 @@ class Structure:
         return found
 
     def _too_many(self, node: TrieNode, words: int) -> bool:
-        """Tell whether a node may not have so many words."""
+        """Tell whether a node may not have this many words."""
         threshold = self.thresholds[min(node.depth, len(self.thresholds) - 1)]
         return threshold != NEVER and words > threshold
 
@@ -468,7 +468,7 @@ def _path(node: TrieNode) -> tuple[list[bytes], bool]:
 
 
 def _constraints(stream: Stream, levels: list[bytes]) -> list[bytes | None]:
-    """Return what a filter that matches a stream requires of each of its varying levels."""
+    """Return the words that a filter which matches a stream requires at its varying levels."""
     constraints: list[bytes | None] = []
     for index, level in enumerate(stream.levels):
         if level != b"+":

@@ -1,4 +1,4 @@
-"""Which words occur at which level of the topics of frames, so that a filter can skip frames.
+"""The words at each level of the topics of frames, so that a filter can skip frames.
 
 A word and its level are one number of 16 bits, a hash. The index has a list of hashes for each
 frame. A hash that all frames of a run have is kept once for the run, so the words that never change
