@@ -34,7 +34,7 @@ _LEVEL_5: Final = bytes([Version.V5])
 _BRIDGE_LEVELS: Final = bytes([BRIDGE_BIT])
 
 Event = PublishBatch | AckBatch | Packet | PeerError
-# What the splitter returns: packets that are not decoded, or batches.
+# The results of the splitter: packets that are not decoded, or batches.
 Part = PublishBatch | AckBatch | RawPacket | PeerError
 
 

@@ -1,4 +1,5 @@
-"""The receiving part of a connection: which messages are new, and how they are acknowledged.
+"""The receiving part of a connection: it finds the new messages, and acknowledges messages in
+order.
 
 Acknowledgements are sent in the order of the messages [MQTT-4.6.0-2], [MQTT-4.6.0-3], even if their
 outcomes become known in another order: a settled receipt waits for the receipts before it.

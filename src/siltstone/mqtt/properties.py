@@ -22,7 +22,7 @@ from siltstone.mqtt.wire import PacketReader, PacketType, Writer
 
 
 class PropertyEncoding(Enum):
-    """How the value of a property is encoded."""
+    """The encodings of property values."""
 
     FLAG = auto()
     TWO = auto()
@@ -34,7 +34,7 @@ class PropertyEncoding(Enum):
 
 
 class Allowed(Enum):
-    """Which values of its kind a property may have."""
+    """The values of its kind that a property may have."""
 
     ANY = auto()
     NOT_ZERO = auto()
