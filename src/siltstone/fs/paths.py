@@ -1,4 +1,4 @@
-"""The layout of a data directory: where everything is.
+"""The layout of a data directory.
 
 LOCK  VERSION  CLOCK      the lock, the version of the format, the clocks at the last write
 data/<database>/          a database of messages
