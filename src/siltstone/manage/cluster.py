@@ -8,7 +8,7 @@ from siltstone.manage.verb import Document, Nothing, Request, RequiredRight, Ver
 
 
 class SiteChange(Request):
-    """What a site is for from now on; "" names the site of the broker."""
+    """The new role of a site; "" names the site of the broker."""
 
     site: str = ""
     role: Literal["member", "draining", "leaving", "gone"]

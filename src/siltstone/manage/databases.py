@@ -75,7 +75,7 @@ class CompactableSegments(Response):
 
 
 class CompactedSegment(Response):
-    """What a compacted segment holds; 0 rows if there was nothing to do."""
+    """The contents of a compacted segment; 0 rows if there was nothing to do."""
 
     rows: int
     frames: int

@@ -121,7 +121,7 @@ class FoundOutcome(Response):
 
 
 class Begun(Response):
-    """What is known of an open transaction."""
+    """The facts about a transaction that was begun."""
 
     term: int
     generation: int

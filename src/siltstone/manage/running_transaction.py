@@ -208,10 +208,11 @@ class RunningTransaction:
     def commit(self) -> int:
         """Commit and return the serial.
 
-        Raises: ConflictError and OverloadedError, nothing happened, the same may succeed later;
-        RetryError if the broker cannot be reached; PreconditionError, with the row that was found;
-        QuotaExceededError; OutcomeUnknownError if the connection is lost, the time runs out while
-        it is being stored, or storing fails: it may have happened; PoisonedError; ClosedError.
+        Raises: ConflictError and OverloadedError: nothing happened, and another attempt may
+            succeed. RetryError if the broker cannot be reached. PreconditionError, with the row
+            that was found. QuotaExceededError. OutcomeUnknownError if the connection is lost, or if
+            the time runs out or a write fails while the transaction is being stored: it may be
+            committed. PoisonedError. ClosedError.
         """
         self._check_open()
         try:

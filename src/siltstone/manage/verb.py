@@ -72,7 +72,7 @@ class YesOrNo(RootModel[bool]):
 
 
 class Count(RootModel[int]):
-    """How many objects a verb has found or changed."""
+    """The number of objects that a verb has found or changed."""
 
 
 class Text(RootModel[str]):
