@@ -1,4 +1,4 @@
-"""How a setting is declared: once, beside what it configures.
+"""The declaration of settings: each is declared once, beside the code that it configures.
 
 A setting is a field of a frozen dataclass. Its annotation has a `Setting`: the kind of its values,
 their bounds, the help, and whether the setting can change. From that one declaration come
@@ -30,7 +30,7 @@ S = TypeVar("S", bound="DataclassInstance")
 
 
 class Kind(Enum):
-    """What the values of a setting are; the text is their name in messages."""
+    """The kinds of values of a setting; the text is their name in messages."""
 
     COUNT = "number"
     SIZE = "size"
@@ -41,7 +41,7 @@ class Kind(Enum):
 
 
 class Scope(Enum):
-    """When a setting may be given, and what a change applies to.
+    """The time when a setting may be given, and the data to which a change applies.
 
     CREATION: when the database is created. GENERATION: at any time; the settings of the encoding,
     which the generations that begin later have. LIVE: at any time; everything that is written later
@@ -150,7 +150,7 @@ class Declared:
         kinds = int | float if setting.kind is Kind.SECONDS else int
         if not isinstance(value, kinds) or isinstance(value, bool):
             return self.expected
-        # A comparison with NaN is false, so each bound is written as what must hold.
+        # A comparison with NaN is false, so each bound is written as a condition that must hold.
         fits = (
             (setting.low is None or value >= setting.low)
             and (setting.high is None or value <= setting.high)
