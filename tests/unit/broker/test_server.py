@@ -377,10 +377,16 @@ class TestReloading:
             desk.server.stop()
             await task
             # The end of the loop begins so.
-            await asyncio.get_running_loop().shutdown_default_executor()
+            loop = asyncio.get_running_loop()
+            await loop.shutdown_default_executor()
+            # The loop handles signals in their order.
+            handled = asyncio.Event()
+            loop.add_signal_handler(signal.SIGUSR2, handled.set)
             signal.raise_signal(signal.SIGHUP)
-            for _ in range(10):
-                await asyncio.sleep(0)
+            signal.raise_signal(signal.SIGUSR2)
+            await handled.wait()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*others, return_exceptions=True)
 
         asyncio.run(play())
         assert "door reloaded" not in desk.events
