@@ -21,7 +21,8 @@ SHARD = "messages/0"
 
 
 def let_lead(sites: Sites, name: str) -> None:
-    """Let a site lead, and wait until it does."""
+    """Let a site lead when it has a replica, and wait until it does."""
+    until(lambda: is_current(sites, name), f"{name} is in sync")
     data = str(sites.directory / name)
     done = run_command("cluster", "move-shard", SHARD, "--leader", name, "--data", data)
     assert done.returncode == 0, done.stderr
