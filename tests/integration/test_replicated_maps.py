@@ -509,7 +509,7 @@ def test_a_site_with_a_replicated_database_does_not_begin_a_cluster_anew(three: 
     three.crash("b")
     engine, files = three.engines["b"], three.files["b"]
     with Store(PurePath("/store"), fs=files, open_engine=lambda _: engine.reopened()) as store:
-        with pytest.raises(UsageError, match="cannot begin anew: m; keep"):
+        with pytest.raises(UsageError, match="cannot begin anew: m; make them local"):
             store.check_begins_anew()
         store.drop_keyvalue("m")
         store.check_begins_anew()

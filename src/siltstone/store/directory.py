@@ -366,9 +366,9 @@ class Store:
                 engine.close()
         if names:
             raise UsageError(
-                f"replicated key-value databases cannot begin anew: {', '.join(names)}; keep their "
-                f"rows with 'siltstone kv read NAME', and remove them from the stopped site with "
-                f"'siltstone kv drop NAME'"
+                f"replicated key-value databases cannot begin anew: {', '.join(names)}; make "
+                f"them local ones with 'siltstone cluster export-local NAME' at the site that "
+                f"begins, and remove them from the others with 'siltstone kv drop NAME'"
             )
 
     def progress(self, name: str) -> list[Marked]:
