@@ -24,9 +24,18 @@ from siltstone.store.segment.frame import (
     EDGES,
     HEADER,
     MAGIC,
+    PACKED,
+    PACKED_BYTES_MAX,
+    PACKED_HEADER,
+    PACKED_HEADER_BYTES,
+    PACKED_ROWS_MAX,
     PLAIN,
     ROWS,
     STREAMS,
+    WIDE,
+    WITH_FLAGS,
+    WITH_PROPERTIES,
+    WITH_STATE,
     FrameHeader,
     crc_matches,
     decode_header,
@@ -45,6 +54,7 @@ from tests.support.frames import (
     built_frame,
     frame_bytes,
     header_fields,
+    packed_frame,
     rows_in,
     segment_header,
     view_of,
@@ -76,9 +86,9 @@ def field_table(title: str) -> list[tuple[int, int, str]]:
     return [(int(offset), int(size or 0), field) for offset, size, field in rows]
 
 
-def dump() -> list[tuple[int, bytes, str, str]]:
-    """Return offset, bytes, struct code and value of each line of the example."""
-    lines = [line for line in part("An example").splitlines() if line.startswith("    ")]
+def dump(title: str = "An example") -> list[tuple[int, bytes, str, str]]:
+    """Return offset, bytes, struct code and value of each line of an example."""
+    lines = [line for line in part(title).splitlines() if line.startswith("    ")]
     found = []
     for line in lines:
         match = DUMP_LINE.fullmatch(line)
@@ -87,8 +97,26 @@ def dump() -> list[tuple[int, bytes, str, str]]:
     return found
 
 
-def example() -> bytes:
-    return b"".join(data for _, data, _, _ in dump())
+def example(title: str = "An example") -> bytes:
+    return b"".join(data for _, data, _, _ in dump(title))
+
+
+def stated_rows(title: str) -> list[StoredRow]:
+    """Return the rows in the table below an example."""
+    (rows,) = tables(part(title))
+    return [
+        StoredRow(
+            stream_id=int(stream, 16),
+            serial=int(serial),
+            timestamp_us=int(timestamp_us),
+            topic=topic,
+            value=value.encode(),
+            publisher=publisher,
+            flags=int(qos) | (4 if retain == "true" else 0),
+            properties=b"",
+        )
+        for serial, timestamp_us, stream, topic, value, publisher, qos, retain in rows
+    ]
 
 
 def crc_from(seed: int, data: bytes) -> int:
@@ -113,22 +141,28 @@ def stated_value(code: str, text: str) -> tuple[int | bytes, ...]:
     )
 
 
+EXAMPLES = pytest.mark.parametrize("title", ["An example", "A packed example"])
+
+
 class TestExample:
-    def test_the_offsets_count_the_bytes(self) -> None:
+    @EXAMPLES
+    def test_the_offsets_count_the_bytes(self, title: str) -> None:
         position = 0
-        for offset, data, _, _ in dump():
+        for offset, data, _, _ in dump(title):
             assert offset == position
             position += len(data)
 
-    def test_every_line_says_what_its_bytes_are(self) -> None:
-        for offset, data, code, value in dump():
+    @EXAMPLES
+    def test_every_line_says_what_its_bytes_are(self, title: str) -> None:
+        for offset, data, code, value in dump(title):
             found = struct.unpack(f"<{code}", data)
             assert (offset, found) == (offset, stated_value(code, value))
             if value == "zeros":
                 assert data == bytes(len(data))
 
-    def test_the_checksum_is_that_of_the_seed_and_the_bytes(self) -> None:
-        data = example()
+    @EXAMPLES
+    def test_the_checksum_is_that_of_the_seed_and_the_bytes(self, title: str) -> None:
+        data = example(title)
         assert "whose seed is 0x51175702" in part("An example")
         assert struct.unpack_from("<I", data, 4) == (crc_from(SEED, data[8:]),)
 
@@ -167,22 +201,31 @@ class TestExample:
             )
         )
 
-    def test_the_rows_are_read_as_stated(self) -> None:
-        (rows,) = tables(part("An example"))
-        stated = [
-            StoredRow(
-                stream_id=int(stream, 16),
-                serial=int(serial),
-                timestamp_us=int(timestamp_us),
-                topic=topic,
-                value=value.encode(),
-                publisher=publisher,
-                flags=int(qos) | (4 if retain == "true" else 0),
-                properties=b"",
+    @EXAMPLES
+    def test_the_rows_are_read_as_stated(self, title: str) -> None:
+        assert rows_in(view_of(example(title))) == stated_rows(title)
+
+    def test_the_packed_frame_is_whole_for_the_code(self) -> None:
+        data = memoryview(example("A packed example"))
+        header = decode_header(data, 0, len(data))
+        assert header is not None
+        assert crc_matches(data, 0, header, SEED)
+        assert header_fields(header) == header_fields(
+            FrameHeader(
+                crc=0x8BF33407,
+                length=len(data),
+                kind=ROWS,
+                compression=PACKED,
+                section_count=0,
+                first_serial=1003,
+                row_count=2,
+                stream_count=2,
+                first_timestamp_us=1_700_000_060_000_000,
+                last_timestamp_us=1_700_000_060_000_001,
+                synced_position=4552,
+                body_bytes=len(data) - 36,
             )
-            for serial, timestamp_us, stream, topic, value, publisher, qos, retain in rows
-        ]
-        assert rows_in(view_of(example())) == stated
+        )
 
     def test_the_edges_make_the_streams_of_the_rows(self) -> None:
         edges = view_of(example()).section(EDGES)
@@ -202,18 +245,30 @@ class TestExample:
         frame.header.synced_position = 4160
         assert frame_bytes(frame, SEED) == example()
 
+    def test_the_code_writes_the_packed_bytes_for_the_next_call(self) -> None:
+        builder = FrameBuilder(Structure([100, 10]), 100)
+        builder.build([Call(row_batch([b"home/kitchen", b"home/hall"], [b"", b""], b"gw-1"))], 1)
+        call = Call(row_batch([b"home/hall", b"home/kitchen"], [b"18.9", b"21.7"], b"gw-1"))
+        call.batch.shared_flags = 1
+        frame = packed_frame(builder.build([call], 1_700_000_060_000_000), serial=1003)
+        frame.header.synced_position = 4160 + len(example())
+        assert frame_bytes(frame, SEED) == example("A packed example")
+
 
 class TestTables:
-    @pytest.mark.parametrize("title", ["Segment", "Frame", "Index"])
+    @pytest.mark.parametrize("title", ["Segment", "Frame", "Packed frames", "Index"])
     def test_the_fields_of_a_table_leave_no_byte_out(self, title: str) -> None:
         rows = field_table(title)
         assert [offset + size for offset, size, _ in rows[:-1]] == [row[0] for row in rows[1:]]
 
     def test_headers_are_as_long_as_their_tables(self) -> None:
-        lengths = {title: field_table(title)[-1][0] for title in ("Segment", "Frame", "Index")}
+        titles = ("Segment", "Frame", "Packed frames", "Index")
+        lengths = {title: field_table(title)[-1][0] for title in titles}
         assert lengths == {
             "Segment": SEGMENT_HEADER_BYTES,
             "Frame": HEADER.size,
+            # The form is the beginning of the body.
+            "Packed frames": PACKED_HEADER.size + 4,
             "Index": SUMMARY_BYTES,
         }
 
@@ -221,6 +276,27 @@ class TestTables:
         sizes = [size for _, size, _ in field_table("Frame")[:-1]]
         codes = re.findall(r"4s|[A-Za-z]", HEADER.format.lstrip("<"))
         assert sizes == [struct.calcsize(f"<{code}") for code in codes]
+
+    def test_the_fields_of_a_packed_frame_are_as_wide_as_the_code_packs_them(self) -> None:
+        sizes = [size for _, size, _ in field_table("Packed frames")[:-1]]
+        codes = re.findall(r"4s|[A-Za-z]", PACKED_HEADER.format.lstrip("<"))
+        assert sizes == [*(struct.calcsize(f"<{code}") for code in codes), 1, 1, 1, 1]
+        assert PACKED_HEADER.size == PACKED_HEADER_BYTES
+
+    def test_the_limits_of_a_packed_frame_are_stated(self) -> None:
+        text = " ".join(part("Packed frames").split())
+        assert f"1 to {PACKED_ROWS_MAX} rows" in text
+        assert f"at most {PACKED_BYTES_MAX:,} bytes" in text
+        stated = f"form: {WIDE} the ends are wide, {WITH_PROPERTIES} the rows have properties"
+        stated += f", {WITH_FLAGS} each row has its own flags, {WITH_STATE} there are edges"
+        assert stated in text
+
+    @pytest.mark.parametrize(("packs", "revision", "version"), [(0, 0, 1), (1, 0, 3), (1, 1, 2)])
+    def test_the_version_of_a_segment_is_as_stated(
+        self, packs: int, revision: int, version: int
+    ) -> None:
+        header = replace(segment_header(), packs=bool(packs), revision=revision)
+        assert header.encode(end=4096)[4:8] == struct.pack("<I", version)
 
     def test_the_fields_of_a_segment_stand_where_the_code_puts_them(self) -> None:
         made = replace(segment_header(base_serial=42), salt=77, topic="a/b", revision=6)

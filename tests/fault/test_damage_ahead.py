@@ -23,9 +23,9 @@ DAMAGED = 3
 WHOLE = 2 * FRAME_ROWS
 
 
-def damaged_world(path: PurePath, offset: int) -> tuple[World, list[Row]]:
-    """Return a world with four frames in a sealed slab and four in a current one, one of which is
-    damaged; and the rows that were written to its slab.
+def sound_world(path: PurePath) -> tuple[World, list[Row]]:
+    """Return a world with four frames in a sealed slab and four in a current one, and the rows that
+    were written to the slab of this segment.
     """
     world = World()
     with world.database(thresholds=(100, 100)) as database:
@@ -37,6 +37,12 @@ def damaged_world(path: PurePath, offset: int) -> tuple[World, list[Row]]:
             database.append([Row(topic, value) for value in values]).wait()
         generation = 1 if path == SEALED else 2
         rows = [row for row in read_rows(database, "#") if row.generation == generation]
+    return world, rows
+
+
+def damaged_world(path: PurePath, offset: int) -> tuple[World, list[Row]]:
+    """Return a sound world with one damaged frame, and the rows that were written to its slab."""
+    world, rows = sound_world(path)
     frame = frames_of(world.fs, path)[DAMAGED]
     flip(world.fs, path, frame.start + offset if offset >= 0 else frame.stop + offset)
     return world, rows
@@ -86,7 +92,7 @@ class TestOneStream:
             assert (read.batch.rows(), read.status) == (rows[:WHOLE], Status.MORE)
             with pytest.raises(CorruptionError) as caught:
                 database.next(read.iterator, 1000)
-            sound, _ = damaged_world(path, LAST_BYTE)
+            sound, _ = sound_world(path)
             damaged = frames_of(sound.fs, path)[DAMAGED].start
             assert (caught.value.path, caught.value.offset) == (path, damaged)
 

@@ -14,10 +14,11 @@ from siltstone.errors import CorruptionError, UsageError
 from siltstone.store.log.iterator import StreamIterator, StreamRef
 from siltstone.store.log.read.pieces import SCHEMA, Batch, Piece, Row
 from siltstone.store.log.write.frame_builder import BuiltFrame, Call, FrameBuilder
-from siltstone.store.segment.body import StreamRows
+from siltstone.store.segment.body import StreamRows, encode_rows
 from siltstone.store.segment.frame import (
     EDGES,
     LZ4,
+    PACKED,
     PLAIN,
     PRODUCERS,
     ROWS,
@@ -37,6 +38,7 @@ from tests.support.frames import (
     StoredRow,
     built_frame,
     frame_bytes,
+    packed_frame,
     rows_in,
     view_of,
 )
@@ -268,13 +270,32 @@ class TestRows:
         assert batch.column("stream").to_pylist() == sorted(ids)
 
 
+class TestPacked:
+    @given(FLUSHES, THRESHOLDS, U64)
+    def test_a_packed_frame_means_what_the_frame_with_sections_means(
+        self, flush: list[tuple[Call, list[Sent]]], thresholds: list[int], serial: int
+    ) -> None:
+        built = FrameBuilder(Structure(thresholds), 10).build([call for call, _ in flush], NOW_US)
+        packed = frame_bytes(packed_frame(built, serial=serial))
+        frame = view_of(packed)
+        plain, _ = encode_rows(
+            built.streams, built.publishers, built.flags, built.edges, built.producers
+        )
+        assert bytes(frame.view) == plain
+        assert rows_in(frame) == rows_in(view_of(frame_bytes(built_frame(built, serial=serial))))
+        assert len(packed) < 64 + len(plain)
+
+
 class TestFrame:
-    @given(FLUSHES, COMPRESSED, st.data())
+    @given(FLUSHES, st.sampled_from([PLAIN, ZSTD, LZ4, PACKED]), st.data())
     def test_no_flipped_bit_of_a_frame_goes_unnoticed(
         self, flush: list[tuple[Call, list[Sent]]], compression: int, data: st.DataObject
     ) -> None:
         built = FrameBuilder(Structure([5]), 10).build([call for call, _ in flush], NOW_US)
-        stored = bytearray(frame_bytes(built_frame(built, compression=compression)))
+        if compression == PACKED:
+            stored = bytearray(frame_bytes(packed_frame(built)))
+        else:
+            stored = bytearray(frame_bytes(built_frame(built, compression=compression)))
         # A changed magic or length is found by decoding: here it is the checksum that must tell.
         bit = data.draw(st.integers(12 * 8, len(stored) * 8 - 1))
         length = len(stored)

@@ -25,7 +25,10 @@ from siltstone.store.kv import keys as kv_keys
 from siltstone.store.log.read.frame_rows import FrameRows
 from siltstone.store.log.read.pieces import Piece
 from siltstone.store.log.write.frame_builder import Call, FrameBuilder
+from siltstone.store.segment.body import unpack_rows
 from siltstone.store.segment.frame import (
+    PACKED_ROWS,
+    PACKED_ROWS_MAX,
     PLAIN,
     PLAIN_ROWS,
     ZSTD,
@@ -47,6 +50,7 @@ from tests.support.frames import (
     built_frame,
     frame_bytes,
     header_fields,
+    packed_frame,
     rows_in,
     view_of,
 )
@@ -171,7 +175,7 @@ def loops(rng: Random) -> Any:
     for place in range(1, len(words), step):
         odd = rng.random() < 0.1
         length = rng.choice((4096, 2**31, 2**32 - 8, rng.randrange(2**32))) if odd else 8 * step
-        kind = rng.randrange(2**16) if rng.random() < 0.1 else PLAIN_ROWS
+        kind = rng.choice((rng.randrange(2**16), PACKED_ROWS, PLAIN_ROWS, PLAIN_ROWS))
         words[place] = (rng.randrange(2**15) << 48) | (kind << 32) | length
         if place + 2 < len(words):
             words[place + 2] = rng.choice((0, 1, 2048, 2049, 2**32 - 1))
@@ -220,6 +224,14 @@ def frames(rng: Random) -> Any:
         each.load()
         each.number_rows()
     broken = memoryview(changed(rng, data))
+    short, odd = b"", b""
+    if built.row_count <= PACKED_ROWS_MAX:
+        short = frame_bytes(packed_frame(built, serial=serial))
+        odd = changed(rng, short)
+
+    def unpacked() -> Any:
+        header = decode_header(memoryview(odd), 0, len(odd))
+        return None if header is None else unpack_rows(memoryview(odd), 0, header)
 
     def decoded() -> Any:
         header = decode_header(broken, 0, len(broken))
@@ -239,6 +251,9 @@ def frames(rng: Random) -> Any:
         rows_by_time(live, None),
         rows_in(view),
         attempt(decoded),
+        short,
+        rows_in(view_of(short)) if short else None,
+        attempt(unpacked),
     )
 
 

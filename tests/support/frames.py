@@ -10,9 +10,22 @@ import pyarrow as pa
 
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.log.write.frame_builder import BuiltFrame
-from siltstone.store.segment.body import StreamRows, directory_of, encode_rows, encode_state
+from siltstone.store.segment.body import (
+    StreamRows,
+    directory_of,
+    encode_rows,
+    encode_state,
+    pack_rows,
+)
 from siltstone.store.segment.chain import state_header
-from siltstone.store.segment.frame import PLAIN, ROWS, FrameHeader, decode_header, encode_frame
+from siltstone.store.segment.frame import (
+    PACKED,
+    PLAIN,
+    ROWS,
+    FrameHeader,
+    decode_header,
+    encode_frame,
+)
 from siltstone.store.segment.segment import Segment, SegmentHeader
 from siltstone.store.segment.view import FrameView, compress, open_frame
 from siltstone.store.segment.writer import SegmentWriter, create_segment
@@ -75,15 +88,20 @@ def rows_frame(
     producers: bytes = b"",
 ) -> Frame:
     """Return a frame with these values by stream; the times rise by one for each row."""
+    built = _built(streams, timestamp_us)
+    built.edges = edges
+    built.producers = producers
+    return built_frame(built, serial=serial, compression=compression)
+
+
+def _built(streams: Mapping[int, Sequence[bytes]], timestamp_us: int) -> BuiltFrame:
     built = BuiltFrame(timestamp_us)
     for stream_id, values in sorted(streams.items()):
         first_us = timestamp_us + built.row_count
         times = range(first_us, first_us + len(values))
         built.streams.append(stream_rows(stream_id, values, times))
         built.row_count += len(values)
-    built.edges = edges
-    built.producers = producers
-    return built_frame(built, serial=serial, compression=compression)
+    return built
 
 
 def frame_bytes(frame: Frame, seed: int = SEED) -> bytes:
@@ -156,6 +174,38 @@ def built_frame(built: BuiltFrame, *, serial: int = 0, compression: int = PLAIN)
         body_bytes=len(plain),
     )
     return Frame(header, compress(plain, compression), directory_of(built.streams))
+
+
+def packed_frame(built: BuiltFrame, *, serial: int = 0) -> Frame:
+    """Return the packed frame of built rows."""
+    body = pack_rows(
+        built.streams,
+        built.publishers,
+        built.flags,
+        built.edges,
+        built.producers,
+        built.timestamp_us,
+    )
+    assert body is not None
+    header = FrameHeader(
+        kind=ROWS,
+        compression=PACKED,
+        section_count=0,
+        first_serial=serial,
+        row_count=built.row_count,
+        stream_count=len(built.streams),
+        first_timestamp_us=built.timestamp_us,
+        last_timestamp_us=built.timestamp_us + built.row_count - 1,
+        body_bytes=len(body),
+    )
+    return Frame(header, body, directory_of(built.streams))
+
+
+def packed_rows(
+    streams: Mapping[int, Sequence[bytes]], *, serial: int = 0, timestamp_us: int = NOW_US
+) -> Frame:
+    """Return a packed frame with these values by stream; the times rise by one for each row."""
+    return packed_frame(_built(streams, timestamp_us), serial=serial)
 
 
 def segment_header(

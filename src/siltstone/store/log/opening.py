@@ -93,7 +93,7 @@ def begin_slab(
     slab.publish([structure])
     table = ProducerTable()
     table.apply(producers)
-    writer = ChainWriter(fs, slab.chain, identity, sealed_bytes=0)
+    writer = _chain_writer(fs, slab, identity, settings, sealed_bytes=0)
     writer.start(
         serial=serial,
         timestamp_us=timestamp_us,
@@ -111,6 +111,20 @@ def begin_slab(
         next_serial=serial,
         last_timestamp_us=timestamp_us,
     )
+
+
+def _chain_writer(
+    fs: FileSystem,
+    slab: Slab,
+    identity: SlabIdentity,
+    settings: DatabaseSettings,
+    *,
+    sealed_bytes: int,
+) -> ChainWriter:
+    # The sites of a cluster write the same bytes, and may have different versions. The frames of
+    # topic logs are blocks.
+    packs = settings.backend == "local" and not identity.topic
+    return ChainWriter(fs, slab.chain, identity, sealed_bytes=sealed_bytes, packs=packs)
 
 
 def reopen_slab(
@@ -139,9 +153,8 @@ def reopen_slab(
     for before, after in pairwise(handles):
         before.check_reaches(after.base_serial)
     last_name = handles[-1].path.name
-    writer = ChainWriter(
-        fs, slab.chain, identity, sealed_bytes=directory_bytes(fs, directory, but=last_name)
-    )
+    sealed_bytes = directory_bytes(fs, directory, but=last_name)
+    writer = _chain_writer(fs, slab, identity, settings, sealed_bytes=sealed_bytes)
     if handles[-1].mark_sealed():
         committer, torn_bytes = _after_sealed(clock, settings, slab, writer), 0
     else:

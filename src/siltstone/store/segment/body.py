@@ -2,6 +2,20 @@
 
 The streams are sorted by id; the rows of each stream are in order of arrival. Empty sections are
 omitted. `frame.py` describes the format.
+
+The body of a packed frame, which has few rows, has these sections one after another:
+
+    1 byte each: form, flags of all rows, number of topics, number of publishers
+    u64 a stream: its id
+    u32 bytes of edges, u32 bytes of producers; only if there are any
+    ends, u8 or u16 each: of the topics, the values, the publishers, and the properties if there are
+    u8 a stream: where its rows end, and then u8 a stream: where its topics end; only of several
+    u8 a row: µs after the first time; only of several streams, else it is the number of the row
+    u8 a row: number of its topic; only if there are several topics, and fewer than rows
+    u8 a row: number of its publisher; only of several publishers
+    u8 a row: flags; only if the rows have different ones
+    topics, values, publishers, properties, edges, producers
+    zeros up to a multiple of 8, and at least 64 bytes
 """
 
 from __future__ import annotations
@@ -22,6 +36,11 @@ from siltstone.store.segment.frame import (
     DIRECTORY,
     EDGES,
     FLAGS,
+    FORM_MAX,
+    HEADER_BYTES,
+    PACKED_BYTES_MAX,
+    PACKED_HEADER_BYTES,
+    PACKED_ROWS_MAX,
     PRODUCERS,
     PROPERTIES,
     PROPERTY_OFFSETS,
@@ -35,10 +54,21 @@ from siltstone.store.segment.frame import (
     TOPICS,
     VALUE_OFFSETS,
     VALUES,
+    WIDE,
+    WITH_FLAGS,
+    WITH_PROPERTIES,
+    WITH_STATE,
+    FrameFormatError,
+    FrameHeader,
 )
 
 # In a smaller frame, offsets save less than they cost to read.
 OFFSET_TIMES_ROWS: Final = 16
+_NARROW_MAX: Final = 0xFF
+# The columns of strings that every packed frame has.
+_ALWAYS: Final = 3
+# The bytes of a packed body before its sections.
+_FORM_BYTES: Final = 4
 _PADDING: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
 
@@ -282,3 +312,291 @@ def encode_state(structure: bytes, producers: bytes) -> tuple[bytes, int]:
     writer.add(EDGES, 1, structure)
     writer.add(PRODUCERS, 24, producers)
     return writer.body(), writer.count
+
+
+def pack_rows(
+    streams: list[StreamRows],
+    publishers: list[bytes],
+    flags: int,
+    edges: bytes,
+    producers: bytes,
+    first_us: int,
+) -> bytes | None:
+    """Build the body of a packed frame; return None if the rows do not fit in one.
+
+    The arguments are those of `encode_rows`, and the time of the first row.
+    """
+    columns = _columns_of(streams, publishers)
+    topics, rows = _count(columns[0]), _count(columns[1])
+    if rows > PACKED_ROWS_MAX:
+        return None
+    most = _largest(columns)
+    if most > PACKED_BYTES_MAX:
+        return None
+    wide = most > _NARROW_MAX
+    with_state = len(edges) + len(producers) > 0
+    out = BytesWriter()
+    out.append(_form_of(wide, len(columns) > _ALWAYS, flags < 0, with_state))
+    out.append(max(flags, 0))
+    out.append(topics)
+    out.append(len(publishers))
+    for stream in streams:
+        out.write(stream.stream_id.to_bytes(8, "little"))
+    if with_state:
+        write_i32_le(out, i32(len(edges)))
+        write_i32_le(out, i32(len(producers)))
+    for column in columns:
+        _pack_ends(out, column, wide=wide)
+    if len(streams) > 1:
+        _pack_counts(out, columns[1])
+        _pack_counts(out, columns[0])
+    if not _pack_times(out, streams, first_us, rows):
+        return None
+    if topics > 1 and not _pack_topic_numbers(out, streams, write=topics < rows):
+        return None
+    if len(publishers) > 1:
+        _pack_bytes(out, [stream.publishers for stream in streams])
+    if flags < 0:
+        _pack_bytes(out, [stream.flags for stream in streams])
+    for column in columns:
+        _pack_strings(out, column)
+    out.write(edges)
+    out.write(producers)
+    size = PACKED_HEADER_BYTES + len(out)
+    out.write(bytes(_packed_bytes(size) - size))
+    return out.getvalue()
+
+
+def _form_of(wide: bool, with_properties: bool, with_flags: bool, with_state: bool) -> int:
+    form = WIDE if wide else 0
+    if with_properties:
+        form |= WITH_PROPERTIES
+    if with_flags:
+        form |= WITH_FLAGS
+    return form | WITH_STATE if with_state else form
+
+
+def _columns_of(streams: list[StreamRows], publishers: list[bytes]) -> list[list[list[bytes]]]:
+    """Return topics, values and publishers, and properties if any row has them."""
+    columns = [
+        [stream.topics for stream in streams],
+        [stream.values for stream in streams],
+        [publishers],
+    ]
+    properties = [stream.properties for stream in streams]
+    if _size_of(properties):
+        columns.append(properties)
+    return columns
+
+
+def _count(column: list[list[bytes]]) -> int:
+    count = 0
+    for strings in column:
+        count += len(strings)
+    return count
+
+
+def _largest(columns: list[list[list[bytes]]]) -> int:
+    """Return the bytes of the largest column."""
+    most = 0
+    for column in columns:
+        most = max(most, _size_of(column))
+    return most
+
+
+def _size_of(column: list[list[bytes]]) -> int:
+    total = 0
+    for strings in column:
+        for item in strings:
+            total += len(item)
+    return total
+
+
+def _packed_bytes(size: int) -> int:
+    """Return the length of a packed frame with this many bytes before the last zeros."""
+    return max((size + 7) & ~7, HEADER_BYTES)
+
+
+def _pack_ends(out: BytesWriter, column: list[list[bytes]], *, wide: bool) -> None:
+    end: i32 = 0
+    for strings in column:
+        for item in strings:
+            end += i32(len(item))
+            out.append(int(end & _NARROW_MAX))
+            if wide:
+                out.append(int(end >> 8))
+
+
+def _pack_strings(out: BytesWriter, column: list[list[bytes]]) -> None:
+    for strings in column:
+        for item in strings:
+            out.write(item)
+
+
+def _pack_counts(out: BytesWriter, column: list[list[bytes]]) -> None:
+    """Write how many items there are up to the end of each stream."""
+    end = 0
+    for strings in column:
+        end += len(strings)
+        out.append(end)
+
+
+def _pack_bytes(out: BytesWriter, lists: list[list[int]]) -> None:
+    for numbers in lists:
+        for number in numbers:
+            out.append(number)
+
+
+def _pack_times(out: BytesWriter, streams: list[StreamRows], first_us: int, rows: int) -> bool:
+    """Write the times of several streams; return False if the times do not follow one another."""
+    several = len(streams) > 1
+    first: i64 = first_us
+    count: i64 = rows
+    number: i64 = 0
+    for stream in streams:
+        column = stream.times.getvalue()
+        size: i64 = len(column)
+        for at in range(i64(0), size, 8):
+            offset = read_i64_le(column, at) - first
+            if several:
+                if offset < 0 or offset >= count:
+                    return False
+                out.append(int(offset))
+            elif offset != number:
+                return False
+            number += 1
+    return True
+
+
+def _pack_topic_numbers(out: BytesWriter, streams: list[StreamRows], *, write: bool) -> bool:
+    """Write the topic number of each row, or else return whether it is the number of the row."""
+    first: i32 = 0
+    row: i32 = 0
+    for stream in streams:
+        column = stream.topic_numbers.getvalue()
+        size: i64 = len(column)
+        for at in range(i64(0), size, 4):
+            number = first + read_i32_le(column, at)
+            if write:
+                out.append(int(number))
+            elif number != row:
+                return False
+            row += 1
+        first += i32(len(stream.topics))
+    return True
+
+
+class _PackedReader:
+    """Reads the sections of a packed body one after another."""
+
+    def __init__(self, data: bytes, at: int, *, wide: bool) -> None:
+        self.data = data
+        self.at = at
+        self.wide = wide
+
+    def ends(self, count: int) -> list[int]:
+        """Read ends, and put 0 before them. Raises: FrameFormatError."""
+        found = self.text(2 * count if self.wide else count)
+        bounds = [0]
+        last = 0
+        for number in range(count):
+            end = found[2 * number] | found[2 * number + 1] << 8 if self.wide else found[number]
+            if end < last:
+                raise FrameFormatError("the ends in a packed frame must not decrease")
+            bounds.append(end)
+            last = end
+        return bounds
+
+    def text(self, size: int) -> bytes:
+        """Read bytes. Raises: FrameFormatError."""
+        start = self.at
+        self.at = start + size
+        if self.at > len(self.data):
+            raise FrameFormatError("the sections are longer than the packed frame")
+        return self.data[start : self.at]
+
+
+def unpack_rows(view: memoryview, position: int, header: FrameHeader) -> tuple[bytes, int]:
+    """Return the body that `encode_rows` makes of the rows of a packed frame, and its number of
+    sections.
+
+    Raises: FrameFormatError.
+    """
+    data = bytes(view[position + PACKED_HEADER_BYTES : position + header.length])
+    rows, count = header.row_count, header.stream_count
+    form, flags, topics, names = data[0], data[1], data[2], data[3]
+    if form > FORM_MAX or not 0 < count <= topics <= rows:
+        raise FrameFormatError("the form of the packed frame is unknown")
+    reader = _PackedReader(data, _FORM_BYTES, wide=form & WIDE != 0)
+    ids = reader.text(8 * count)
+    state = reader.text(8) if form & WITH_STATE else bytes(8)
+    topic_ends = reader.ends(topics)
+    value_ends = reader.ends(rows)
+    name_ends = reader.ends(names)
+    property_ends = reader.ends(rows if form & WITH_PROPERTIES else 0)
+    row_ends, word_ends, times = bytes([rows]), bytes([topics]), bytes(range(rows))
+    if count > 1:
+        row_ends, word_ends, times = reader.text(count), reader.text(count), reader.text(rows)
+    topic_numbers = bytes(range(rows))
+    if topics < rows:
+        topic_numbers = reader.text(rows) if topics > 1 else bytes(rows)
+    name_numbers = reader.text(rows) if names > 1 else b""
+    all_flags = reader.text(rows) if form & WITH_FLAGS else bytes([flags]) if flags else b""
+    writer = _SectionWriter()
+    words = reader.text(topic_ends[topics])
+    values = reader.text(value_ends[rows])
+    publishers = reader.text(name_ends[names])
+    properties = reader.text(property_ends[len(property_ends) - 1])
+    writer.add(STREAMS, DIRECTORY.size, _unpack_directory(ids, row_ends, word_ends))
+    writer.add(EDGES, 1, reader.text(int.from_bytes(state[:4], "little")))
+    writer.add(PRODUCERS, 24, reader.text(int.from_bytes(state[4:], "little")))
+    _unpack_times(writer, times, header.first_timestamp_us)
+    _unpack_strings(writer, TOPIC_OFFSETS, TOPICS, topic_ends, words)
+    writer.add(TOPIC_INDEX, 1, topic_numbers)
+    _unpack_strings(writer, VALUE_OFFSETS, VALUES, value_ends, values)
+    if names > 1:
+        _unpack_strings(writer, PUBLISHER_OFFSETS, PUBLISHERS, name_ends, publishers)
+        writer.add(PUBLISHER_INDEX, 1, name_numbers)
+    else:
+        writer.add(PUBLISHERS, 1, publishers)
+    writer.add(FLAGS, 1, all_flags)
+    _unpack_strings(writer, PROPERTY_OFFSETS, PROPERTIES, property_ends, properties)
+    size = reader.at
+    if header.length != _packed_bytes(PACKED_HEADER_BYTES + size) or any(data[size:]):
+        raise FrameFormatError("bytes follow the last section")
+    return writer.body(), writer.count
+
+
+def _unpack_directory(ids: bytes, row_ends: bytes, word_ends: bytes) -> bytes:
+    out = BytesWriter()
+    row, word = 0, 0
+    for number in range(len(row_ends)):
+        out.write(ids[8 * number : 8 * number + 8])
+        write_i32_le(out, i32(row))
+        write_i32_le(out, i32(row_ends[number] - row))
+        write_i32_le(out, i32(word))
+        write_i32_le(out, i32(word_ends[number] - word))
+        row, word = row_ends[number], word_ends[number]
+    return out.getvalue()
+
+
+def _unpack_times(writer: _SectionWriter, times: bytes, first_us: int) -> None:
+    if len(times) >= OFFSET_TIMES_ROWS:
+        writer.add(TIMESTAMPS, 1, times)
+        return
+    out = BytesWriter()
+    for offset in times:
+        write_i64_le(out, i64(first_us + offset))
+    writer.add(TIMESTAMPS, 8, out.getvalue())
+
+
+def _unpack_strings(
+    writer: _SectionWriter, offsets_id: int, data_id: int, bounds: list[int], data: bytes
+) -> None:
+    if not data:
+        return
+    out = BytesWriter()
+    for bound in bounds:
+        write_i32_le(out, i32(bound))
+    writer.add(offsets_id, 4, out.getvalue())
+    writer.add(data_id, 1, data)

@@ -290,8 +290,15 @@ class ChainWriter:
     """Writes the end of a chain. It belongs to the committer of the shard."""
 
     def __init__(
-        self, fs: FileSystem, chain: Chain, identity: SlabIdentity, *, sealed_bytes: int
+        self,
+        fs: FileSystem,
+        chain: Chain,
+        identity: SlabIdentity,
+        *,
+        sealed_bytes: int,
+        packs: bool = True,
     ) -> None:
+        """Begin without an active segment; `packs` says whether new ones may have packed frames."""
         self._fs = fs
         self.chain = chain
         self._identity = identity
@@ -299,11 +306,17 @@ class ChainWriter:
         self.active: SegmentWriter | None = None
         # See SegmentWriter.
         self._notes_sync = True
+        self._packs = packs
 
     @property
     def seed(self) -> int:
         """The seed of the checksums of all frames."""
         return self._identity.seed
+
+    @property
+    def packs(self) -> bool:
+        """Whether the next frame may be packed."""
+        return self._packs and self.active is not None and self.active.segment.header.packs
 
     def size_bytes(self) -> int:
         """Return the disk space of the chain in bytes."""
@@ -317,9 +330,10 @@ class ChainWriter:
 
     def forget_syncs(self) -> None:
         """Leave out of the frames from now on how far this site had synced: all sites write the
-        same bytes.
+        same bytes. They may have different versions, so no frame is packed.
         """
         self._notes_sync = False
+        self._packs = False
         if self.active is not None:
             self.active.notes_sync = False
 
@@ -372,13 +386,13 @@ class ChainWriter:
             seed=self._identity.seed,
             salt=self._identity.salt,
             topic=self._identity.topic,
+            packs=self._packs,
         )
         writer = create_segment(self._fs, self.chain.directory, header, state, body)
         if claim is not None:
             next_serial, last_us = claim
             # Claim the space before another thread can take a room in the segment.
-            body_bytes = room_bytes - HEADER_BYTES
-            fits = writer.claim(body_bytes, next_serial=next_serial, last_timestamp_us=last_us)
+            fits = writer.claim(room_bytes, next_serial=next_serial, last_timestamp_us=last_us)
             assert fits, "the segment was made for this frame"
         if self.active is not None:
             self.active.close()

@@ -5,7 +5,7 @@
     8   4  length of the frame, header included, a multiple of 8
     12  1  kind: 1 rows, 2 state, 3 hole, 4 room
     13  1  compression of the body: 0 none, 1 zstd, 2 lz4; 3 none, and the values are in a room;
-           4 zstd in blocks
+           4 zstd in blocks; 5 packed, with another header
     14  2  number of sections
     16  8  first serial
     24  4  number of rows
@@ -27,6 +27,20 @@ database, so a payload cannot imitate a frame. A room is a range of the segment 
 The checksum of a room covers only its header; the frame that refers to the room has the checksum of
 its contents.
 
+A packed frame has few rows, and needs a few bytes besides them. It has no table of sections, and no
+padding between sections:
+
+    0   4  magic, CRC-32C, length, kind and compression as above; the kind is 1, the compression 5
+    14  1  number of rows, at most 127
+    15  1  number of streams
+    16  8  first serial
+    24  8  first timestamp_us; the times of the rows follow one another
+    32  4  synced position, divided by 8
+    36     body: form, flags, number of topics, number of publishers, one byte each; then sections
+
+It has at least 64 bytes, so that everything that is said here of a header is true of it. `body.py`
+packs and unpacks its body. Readers of a single frame unpack it to the body of a plain frame.
+
 A compacted frame has the rows of many frames, sorted by stream, then by topic, then by serial. Its
 section of serials says which row has which serial: the first serial plus this number. The serials
 of a frame are still those from its first serial on, each once.
@@ -47,6 +61,10 @@ MAGIC: Final = b"SFRM"
 HEADER_BYTES: Final = 64
 HEAD_CRC_OFFSET: Final = 60
 HEADER: Final = struct.Struct("<4sIIBBHQIIqqQII")
+# The header of a packed frame: magic, CRC, length, kind, compression, rows, streams, first serial,
+# first timestamp, synced position in units of 8.
+PACKED_HEADER: Final = struct.Struct("<4sIIBBBBQqI")
+PACKED_HEADER_BYTES: Final = 36
 SECTION: Final = struct.Struct("<HHI")
 DIRECTORY: Final = struct.Struct("<QIIII")
 PRODUCER: Final = struct.Struct("<16sQ")
@@ -64,6 +82,8 @@ LZ4: Final = 2
 APART: Final = 3
 # Blocks that are compressed one by one: the sections before the values, then the rest in pieces.
 BLOCKS: Final = 4
+# Few rows, without a table of sections and without padding.
+PACKED: Final = 5
 
 STREAMS: Final = 1
 EDGES: Final = 2
@@ -94,6 +114,19 @@ SMALL_BYTES: Final = 1 << 16
 SMALL_ROW_BYTES: Final = 512
 # The bytes of kind and compression.
 PLAIN_ROWS: Final = ROWS | PLAIN << 8
+PACKED_ROWS: Final = ROWS | PACKED << 8
+# A packed frame has at most this many rows, and at most this many bytes of topics, of values, of
+# publishers and of properties. A larger frame needs few bytes besides its rows anyway.
+PACKED_ROWS_MAX: Final = 127
+PACKED_BYTES_MAX: Final = 0xFFFF
+# The byte `form` of a packed frame: ends have two bytes; the rows have properties; each row has its
+# own flags; there are edges or producers.
+WIDE: Final = 1
+WITH_PROPERTIES: Final = 2
+WITH_FLAGS: Final = 4
+WITH_STATE: Final = 8
+FORM_MAX: Final = WIDE | WITH_PROPERTIES | WITH_FLAGS | WITH_STATE
+_POSITIONS_MAX: Final = 1 << 35
 _LOW: Final = 0xFFFF_FFFF
 _KINDS: Final = 0xFFFF
 
@@ -103,9 +136,10 @@ class FrameFormatError(ValueError):
 
 
 class FrameHeader:
-    """The decoded first 64 bytes of a frame.
+    """The decoded header of a frame.
 
-    The encoder sets the length and the CRCs, the writer of the segment the synced position.
+    The encoder sets the length and the CRCs, the writer of the segment the synced position. The
+    header of a packed frame has no number of sections and no CRC of the head, both are 0.
     """
 
     def __init__(
@@ -139,10 +173,17 @@ class FrameHeader:
         self.head_crc = 0
 
 
+def header_bytes(compression: int) -> int:
+    """Return how many bytes of a frame are before its body."""
+    return PACKED_HEADER_BYTES if compression == PACKED else HEADER_BYTES
+
+
 def encode_frame(header: FrameHeader, body: bytes, seed: int) -> bytes:
-    """Set length and CRCs for the body as it is stored; return the 64 bytes of the header."""
-    header.length = HEADER_BYTES + len(body)
+    """Set length and CRCs for the body as it is stored; return the bytes of the header."""
+    header.length = header_bytes(header.compression) + len(body)
     header.head_crc = 0
+    if header.compression == PACKED:
+        return _encode_packed(header, body, seed)
     packed = _pack(header)
     if header.compression in (PLAIN, APART):
         end = _head_end(memoryview(body), 0, header.section_count)
@@ -170,6 +211,26 @@ def _pack(header: FrameHeader) -> bytes:
         header.body_bytes,
         header.head_crc,
     )
+
+
+def _encode_packed(header: FrameHeader, body: bytes, seed: int) -> bytes:
+    """Return the 36 bytes of the header of a packed frame."""
+    # A position that is too large for the field counts as unknown.
+    synced = header.synced_position if header.synced_position < _POSITIONS_MAX else 0
+    packed = PACKED_HEADER.pack(
+        MAGIC,
+        0,
+        header.length,
+        header.kind,
+        header.compression,
+        header.row_count,
+        header.stream_count,
+        header.first_serial,
+        header.first_timestamp_us,
+        synced >> 3,
+    )
+    header.crc = crc32c(body, crc32c(packed[8:], seed))
+    return packed[:4] + header.crc.to_bytes(4, "little") + packed[8:]
 
 
 def _head_end(view: memoryview, start: int, section_count: int) -> int:
@@ -204,6 +265,8 @@ def decode_header(view: memoryview, position: int, limit: int) -> FrameHeader | 
         if bytes(view[position : position + HEADER_BYTES]) == bytes(HEADER_BYTES):
             return None
         raise FrameFormatError("a frame does not begin at this offset")
+    if fields[3] == ROWS and fields[4] == PACKED:
+        return _decode_packed(view, position, limit)
     header = FrameHeader(
         crc=fields[1],
         length=fields[2],
@@ -219,11 +282,40 @@ def decode_header(view: memoryview, position: int, limit: int) -> FrameHeader | 
         body_bytes=fields[12],
     )
     header.head_crc = fields[13]
-    if header.length < HEADER_BYTES or header.length % 8 or position + header.length > limit:
-        raise FrameFormatError(f"invalid frame length {header.length}")
+    _check_length(header.length, position, limit)
     if not ROWS <= header.kind <= ROOM:
         raise FrameFormatError(f"unknown frame kind {header.kind}")
     return header
+
+
+def _decode_packed(view: memoryview, position: int, limit: int) -> FrameHeader:
+    """Decode the header of a packed frame, in at least 64 bytes. Raises: FrameFormatError."""
+    fields = PACKED_HEADER.unpack_from(view, position)
+    rows: int = fields[5]
+    first_us: int = fields[8]
+    header = FrameHeader(
+        crc=fields[1],
+        length=fields[2],
+        kind=ROWS,
+        compression=PACKED,
+        section_count=0,
+        first_serial=fields[7],
+        row_count=rows,
+        stream_count=fields[6],
+        first_timestamp_us=first_us,
+        last_timestamp_us=first_us + rows - 1,
+        synced_position=fields[9] << 3,
+        body_bytes=fields[2] - PACKED_HEADER_BYTES,
+    )
+    _check_length(header.length, position, limit)
+    if not 0 < rows <= PACKED_ROWS_MAX:
+        raise FrameFormatError(f"a packed frame cannot have {rows} rows")
+    return header
+
+
+def _check_length(length: int, position: int, limit: int) -> None:
+    if length < HEADER_BYTES or length % 8 or position + length > limit:
+        raise FrameFormatError(f"invalid frame length {length}")
 
 
 def crc_matches(view: memoryview, position: int, header: FrameHeader, seed: int) -> bool:
@@ -323,7 +415,7 @@ def decode_directory(view: memoryview, table: SectionTable) -> list[tuple[int, i
 def find_frames(
     view: memoryview, position: int, limit: int, most: int, *, small: bool
 ) -> list[int]:
-    """Return where plain rows frames begin, as their headers say, from a position on.
+    """Return where plain and packed rows frames begin, as their headers say, from a position on.
 
     The list ends before another frame; with `small`, also before a frame that is not small. Nothing
     is checked.
@@ -335,9 +427,12 @@ def find_frames(
     while place + HEADER_BYTES <= end and len(found) < most:
         head: i64 = words[(place >> 3) + 1]
         length: i64 = head & _LOW
-        if ((head >> 32) & _KINDS) != PLAIN_ROWS or length < HEADER_BYTES or length & 7:
+        kind: i64 = (head >> 32) & _KINDS
+        if kind != PLAIN_ROWS and kind != PACKED_ROWS:  # noqa: PLR1714 - compiled, a tuple is slow
             break
-        if small:
+        if length < HEADER_BYTES or length & 7:
+            break
+        if small and kind == PLAIN_ROWS:
             rows: i64 = words[(place >> 3) + 3]
             rows &= _LOW
             if rows > SMALL_ROWS or (length > SMALL_BYTES and length > SMALL_ROW_BYTES * rows):

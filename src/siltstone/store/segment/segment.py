@@ -1,7 +1,7 @@
 """One mapped file of frames: its header, and how it is read.
 
     0     4  magic `KASK`
-    4     4  version: 1, or 2 if the segment was compacted
+    4     4  version: 1, 2 if the segment was compacted, or 3 if it may have packed frames
     8     8  size of the file
     16    8  base serial: that of the first row
     24    4  shard
@@ -59,7 +59,7 @@ from siltstone.store.segment.table import (
     TABLE_FRAMES,
     FrameTable,
     Ints,
-    are_plain,
+    are_tabular,
     column_of,
     numbers_of,
     spread,
@@ -71,6 +71,7 @@ from siltstone.topic.word_index import RUN_FRAMES
 MAGIC: Final = b"KASK"
 VERSION: Final = 1
 COMPACTED_VERSION: Final = 2
+PACKED_VERSION: Final = 3
 # Frames are indexed many at a time; a few at the end, and unusual ones, one by one.
 _INDEXED: Final = 1 << 13
 _WALKED: Final = 16
@@ -115,6 +116,15 @@ class SegmentHeader:
     topic: str = ""
     # How often compaction rewrote the file: the rows are the same, the frames are others.
     revision: int = 0
+    # Whether there may be packed frames, which earlier versions cannot read.
+    packs: bool = False
+
+    @property
+    def version(self) -> int:
+        """The version of the format of the file."""
+        if self.revision:
+            return COMPACTED_VERSION
+        return PACKED_VERSION if self.packs else VERSION
 
     def encode(self, *, end: int) -> bytes:
         """Return the first 4 KiB of a file whose frames are synced and visible up to `end`."""
@@ -125,7 +135,7 @@ class SegmentHeader:
             data,
             0,
             MAGIC,
-            COMPACTED_VERSION if self.revision else VERSION,
+            self.version,
             self.file_bytes,
             self.base_serial,
             self.shard,
@@ -161,8 +171,8 @@ class SegmentHeader:
             )
         fields = _FIXED.unpack_from(view)
         (revision,) = struct.unpack_from("<I", view, _REVISION_OFFSET)
-        version = COMPACTED_VERSION if revision else VERSION
-        if fields[1] != version or fields[8] != LAYOUT_LOG:
+        known = (COMPACTED_VERSION,) if revision else (VERSION, PACKED_VERSION)
+        if fields[1] not in known or fields[8] != LAYOUT_LOG:
             raise CorruptionError(f"unknown version {fields[1]} of a segment", path=path)
         if fields[2] != len(view):
             reason = f"segment has {len(view)} bytes instead of {fields[2]}"
@@ -181,6 +191,7 @@ class SegmentHeader:
             salt=salt,
             topic=bytes(view[topic_at : topic_at + topic_bytes]).decode(),
             revision=revision,
+            packs=fields[1] == PACKED_VERSION,
         )
 
 
@@ -271,22 +282,22 @@ class Segment:
         return header
 
     def open_frames(self, numbers: Sequence[int]) -> Iterator[FrameView | FrameTable]:
-        """Open frames in order, plain ones many at a time. Raises: CorruptionError."""
+        """Open frames in order, plain and packed ones many at a time. Raises: CorruptionError."""
         index = self.index
         start, stop = numbers[0], numbers[-1] + 1
         chosen = numbers_of(numbers) - start
-        plain = are_plain(self.view, column_of(index.positions[start:stop], np.int64)[chosen])
-        bounds = np.flatnonzero(plain[1:] != plain[:-1]) + 1
+        fits = are_tabular(self.view, column_of(index.positions[start:stop], np.int64)[chosen])
+        bounds = np.flatnonzero(fits[1:] != fits[:-1]) + 1
         for first, last in pairwise([0, *bounds.tolist(), len(numbers)]):
             left = numbers[first:last]
             several = len(left) > 1 or index.row_counts[left[0]] > _SINGLE_ROWS
             while left:
-                table = self.table(left) if plain[first] and several else None
+                table = self.table(left) if fits[first] and several else None
                 if table is not None:
                     yield table
                     left = left[len(table) :]
                 if left:
-                    # A frame that is not plain, or at which the table ended.
+                    # A frame that does not fit in a table, or at which the table ended.
                     yield self.frame(left[0])
                     left = left[1:]
 
@@ -381,7 +392,7 @@ class Segment:
     def index_words(self, least: int) -> None:
         """Add the frames that are missing in the word index, until fewer than `least` are missing.
 
-        From any thread. A frame that is large or not plain is added as unknown.
+        From any thread. A frame that is large, or that no table holds, is added as unknown.
         """
         index = self.index
         with self._words_lock:
@@ -407,7 +418,7 @@ class Segment:
         rows = column_of(self.index.row_counts[start : start + count], np.uint32)
         positions = column_of(self.index.positions[start : start + count], np.int64)
         small = (rows > 0) & (rows <= WORDS_ROWS)
-        small[small] = are_plain(self.view, positions[small])
+        small[small] = are_tabular(self.view, positions[small])
         left = (np.flatnonzero(small) + start).tolist()
         pairs: list[tuple[Ints, pa.Array]] = []
         while left:
@@ -542,7 +553,7 @@ class Segment:
     def _frames_ahead(
         self, position: int, serial: int, limit: int, trusted_to: int
     ) -> FrameTable | None:
-        """Return the valid plain frames at a position; None if there are too few."""
+        """Return the valid plain and packed frames at a position; None if there are too few."""
         trusted = position < trusted_to
         if trusted:
             limit = min(limit, trusted_to)

@@ -22,16 +22,35 @@ from siltstone.store.segment.frame import (
     DIRECTORY,
     EDGES,
     FLAGS,
+    FORM_MAX,
     HEADER_BYTES,
     MAGIC,
+    PACKED_HEADER_BYTES,
+    PACKED_ROWS,
+    PACKED_ROWS_MAX,
     PLAIN_ROWS,
+    PRODUCERS,
+    PROPERTIES,
+    PROPERTY_OFFSETS,
+    PUBLISHER_INDEX,
+    PUBLISHER_OFFSETS,
+    PUBLISHERS,
     SECTION,
     SECTION_MAX,
     SMALL_BYTES,
     SMALL_ROW_BYTES,
     SMALL_ROWS,
     STREAMS,
+    TIMESTAMPS,
+    TOPIC_INDEX,
+    TOPIC_OFFSETS,
     TOPICS,
+    VALUE_OFFSETS,
+    VALUES,
+    WIDE,
+    WITH_FLAGS,
+    WITH_PROPERTIES,
+    WITH_STATE,
     count_trusted,
     count_whole,
 )
@@ -42,6 +61,16 @@ Flags = NDArray[np.bool_]
 # A head is read as words of 8 bytes: a header, and the table of sections.
 _HEADER_WORDS: Final = HEADER_BYTES // 8
 _HEAD_WORDS: Final = _HEADER_WORDS + SECTION_MAX
+# The words of the header and the form of a packed frame.
+_PACKED_WORDS: Final = 5
+_FORM_BYTES: Final = 4
+# Sections of packed frames that others do not have: the bytes of edges and producers, and where
+# rows and topics of the streams end.
+_STATE_SIZES: Final = SECTION_MAX + 1
+_STREAM_ENDS: Final = SECTION_MAX + 2
+_BYTE: Final = 0xFF
+_OFFSETS_WIDTH: Final = 4
+_ID_BYTES: Final = 8
 _LOW: Final = 0xFFFF_FFFF
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
 # Arrow's offsets have 31 bits, and are relative to the first frame. Arrow also reserves memory by
@@ -62,16 +91,194 @@ class MappedNumbers:
     def __init__(self, view: memoryview) -> None:
         size = len(view) & ~7
         self.u8 = np.frombuffer(view, np.uint8, size)
-        self.i16 = np.frombuffer(view, np.dtype("<i2"), size // 2)
+        self.u16 = np.frombuffer(view, np.dtype("<u2"), size // 2)
+        self.i16 = self.u16.view(np.dtype("<i2"))
         self.i32 = np.frombuffer(view, np.dtype("<i4"), size // 4)
         self.i64 = np.frombuffer(view, np.dtype("<i8"), size // 8)
 
 
-class FrameTable:
-    """Plain frames of one segment that hold rows, in order.
+class Heads:
+    """The headers of frames of one kind, and where their sections are.
 
     `offsets`, `lengths` and `widths` are indexed by section id and frame. An offset is a position
-    in the segment, or -1 for an absent section.
+    in the segment, or -1 for an absent section. A packed frame has narrow ends instead of offsets,
+    `stream_ends` is the position of the ends of its streams, or -1 if it has only one stream.
+    """
+
+    def __init__(self, words: Ints) -> None:
+        count = len(words[0])
+        shape = (_STREAM_ENDS + 1, count)
+        self.crcs = words[0] >> 32 & _LOW
+        self.first_serials = words[2]
+        self.row_counts = words[3] & _LOW
+        self.first_times = words[4]
+        self.last_times = words[5]
+        self.head_crcs = words[7] >> 32 & _LOW
+        self.head_ends = np.zeros(count, np.int64)
+        self.offsets = np.full(shape, -1, np.int64)
+        self.lengths = np.zeros(shape, np.int64)
+        self.widths = np.zeros(shape, np.uint8)
+        self.stream_counts = np.zeros(count, np.int64)
+        self.topic_counts = np.zeros(count, np.int64)
+        self.stream_ends = np.full(count, -1, np.int64)
+        self.end_widths = np.full(count, _OFFSETS_WIDTH, np.int64)
+        self.fits = np.ones(count, np.bool_)
+
+
+# The columns of Heads with one entry a frame, and those with one a section and frame.
+_BY_FRAME: Final = (
+    "crcs",
+    "first_serials",
+    "row_counts",
+    "first_times",
+    "last_times",
+    "head_crcs",
+    "head_ends",
+    "stream_counts",
+    "topic_counts",
+    "stream_ends",
+    "end_widths",
+    "fits",
+)
+_BY_SECTION: Final = ("offsets", "lengths", "widths")
+
+
+def _plain_heads(numbers: MappedNumbers, positions: Ints, ends: Ints) -> Heads:
+    """Read headers and tables of sections of plain frames."""
+    # Copy the heads of all frames at once: reading each field from the map costs far more.
+    words = (positions >> 3)[:, None] + np.arange(_HEAD_WORDS)
+    words = numbers.i64.take(words, mode="clip").T
+    heads = Heads(words)
+    held, entries, fits = words[1] >> 48 & 0xFFFF, words[_HEADER_WORDS:], heads.fits
+    place = positions + HEADER_BYTES + SECTION.size * held
+    fits &= held <= SECTION_MAX
+    leads = np.ones(len(positions), np.bool_)
+    heads.head_ends = place.copy()
+    for number in range(min(int(held.max(initial=0)), SECTION_MAX)):
+        entry = np.where(held > number, entries[number], 0)
+        ids = entry & 0xFFFF
+        lengths = entry >> 32 & _LOW
+        first = ids[0]
+        uniform = (ids == first).all()
+        for section_id in [int(first)] if uniform else np.unique(ids).tolist():
+            if section_id == 0 or section_id > SECTION_MAX:
+                fits &= (ids != section_id) | (held <= number)
+                continue
+            same = ids == section_id
+            fits &= ~same | (heads.offsets[section_id] < 0)
+            np.copyto(heads.offsets[section_id], place, where=same)
+            np.copyto(heads.lengths[section_id], lengths, where=same)
+            widths = (entry >> 16 & 0xFFFF).astype(np.uint8)
+            np.copyto(heads.widths[section_id], widths, where=same)
+        place += (lengths + 7) & ~7
+        leads &= (ids <= EDGES) & (held > number)
+        np.copyto(heads.head_ends, place, where=leads)
+    fits &= place <= ends
+    fits &= heads.lengths[STREAMS] % DIRECTORY.size == 0
+    heads.stream_counts = heads.lengths[STREAMS] // DIRECTORY.size
+    return heads
+
+
+def _packed_heads(numbers: MappedNumbers, positions: Ints, ends: Ints) -> Heads:
+    """Read headers and forms of packed frames, and compute where their sections are."""
+    read = (positions >> 3) + np.arange(_PACKED_WORDS)[:, None]
+    words = np.zeros((_HEADER_WORDS, len(positions)), np.int64)
+    words[:_PACKED_WORDS] = numbers.i64.take(read, mode="clip")
+    heads = Heads(words)
+    rows, streams = words[1] >> 48 & _BYTE, words[1] >> 56 & _BYTE
+    form, topics, names = (words[4] >> shift & _BYTE for shift in (32, 48, 56))
+    heads.row_counts, heads.stream_counts, heads.topic_counts = rows, streams, topics
+    heads.first_times = words[3]
+    heads.last_times = words[3] + rows - 1
+    heads.head_crcs = np.zeros(len(positions), np.int64)
+    heads.end_widths = width = 1 + (form & WIDE)
+    place = positions + PACKED_HEADER_BYTES + _FORM_BYTES
+    several, with_flags = streams > 1, form & WITH_FLAGS != 0
+    place = _place_sections(
+        heads,
+        place,
+        (
+            (STREAMS, _ID_BYTES, streams, None),
+            (_STATE_SIZES, 1, _ID_BYTES, form & WITH_STATE != 0),
+            (TOPIC_OFFSETS, width, topics, None),
+            (VALUE_OFFSETS, width, rows, None),
+            (PUBLISHER_OFFSETS, width, names, None),
+            (PROPERTY_OFFSETS, width, rows, form & WITH_PROPERTIES != 0),
+            (_STREAM_ENDS, 2, streams, several),
+            (TIMESTAMPS, 1, rows, several),
+            (TOPIC_INDEX, 1, rows, (topics > 1) & (topics < rows)),
+            (PUBLISHER_INDEX, 1, rows, names > 1),
+            (FLAGS, 1, rows, with_flags),
+        ),
+    )
+    # The flags of all rows follow the form.
+    shared = positions + PACKED_HEADER_BYTES + 1
+    heads.offsets[FLAGS] = np.where(with_flags, heads.offsets[FLAGS], shared)
+    heads.lengths[FLAGS] = np.where(with_flags, rows, 1)
+    heads.stream_ends = heads.offsets[_STREAM_ENDS]
+    place = _place_texts(heads, place, numbers)
+    heads.fits = (rows <= PACKED_ROWS_MAX) & (form <= FORM_MAX) & (place <= ends)
+    heads.fits &= (streams > 0) & (streams <= topics) & (topics <= rows)
+    return heads
+
+
+def _place_sections(
+    heads: Heads, place: Ints, sections: Sequence[tuple[int, Any, Any, Flags | None]]
+) -> Ints:
+    """Set where the sections of packed frames are; return where the last one ends.
+
+    A section has an id, the width of an item, the number of items, and which frames have it.
+    """
+    for section_id, width, count, held in sections:
+        if held is not None and not held.any():
+            continue
+        length = width * count if held is None else np.where(held, width * count, 0)
+        heads.lengths[section_id] = length
+        heads.widths[section_id] = width
+        heads.offsets[section_id] = place if held is None else np.where(held, place, -1)
+        place = place + length
+    return place
+
+
+def _place_texts(heads: Heads, place: Ints, numbers: MappedNumbers) -> Ints:
+    """Set where the texts of packed frames are, then edges and producers; return where they end."""
+    for offsets_id, data_id in (
+        (TOPIC_OFFSETS, TOPICS),
+        (VALUE_OFFSETS, VALUES),
+        (PUBLISHER_OFFSETS, PUBLISHERS),
+        (PROPERTY_OFFSETS, PROPERTIES),
+    ):
+        held = heads.lengths[offsets_id] > 0
+        if not held.any():
+            continue
+        last = heads.offsets[offsets_id] + heads.lengths[offsets_id] - heads.end_widths
+        length = np.where(held, _ends_at(numbers, last, heads.end_widths), 0)
+        heads.offsets[data_id] = np.where(held, place, -1)
+        heads.lengths[data_id] = length
+        place = place + length
+    sizes = heads.offsets[_STATE_SIZES]
+    if (sizes >= 0).any():
+        both = np.where(sizes >= 0, numbers.i64.take(sizes >> 3, mode="clip"), 0)
+        for section_id, length in ((EDGES, both & _LOW), (PRODUCERS, both >> 32 & _LOW)):
+            heads.offsets[section_id] = np.where(length > 0, place, -1)
+            heads.lengths[section_id] = length
+            place = place + length
+    return place
+
+
+def _ends_at(numbers: MappedNumbers, places: Ints, widths: Ints) -> Ints:
+    """Return the ends at these positions, of one or two bytes each."""
+    found = numbers.u8.take(places, mode="clip").astype(np.int64)
+    if (widths > 1).any():
+        wide = numbers.u16.take(places >> 1, mode="clip")
+        found = np.where(widths > 1, wide, found)
+    return found
+
+
+class FrameTable:
+    """Plain and packed frames of one segment that hold rows, in order.
+
+    The columns are those of `Heads`.
     """
 
     # Whether the serial of a row is the first serial of its frame plus its number.
@@ -93,62 +300,51 @@ class FrameTable:
         return len(self.positions)
 
     def _read_heads(self, positions: Ints, limit: int) -> None:
-        """Copy the heads of all frames at once: reading each field from the map costs far more."""
-        words = (positions >> 3)[:, None] + np.arange(_HEAD_WORDS)
-        heads = self.numbers.i64.take(words, mode="clip").T
-        kinds = heads[1] >> 32 & 0xFFFF
-        lengths = heads[1] & _LOW
+        numbers = self.numbers
+        first = numbers.i64.take(positions >> 3, mode="clip")
+        second = numbers.i64.take((positions >> 3) + 1, mode="clip")
+        kinds = second >> 32 & 0xFFFF
+        lengths = second & _LOW
+        ends = positions + lengths
+        packed = kinds == PACKED_ROWS
         fits = (
-            (heads[0] & _LOW == _MAGIC)
-            & (kinds == PLAIN_ROWS)
+            (first & _LOW == _MAGIC)
+            & ((kinds == PLAIN_ROWS) | packed)
             & (lengths >= HEADER_BYTES)
             & (lengths & 7 == 0)
-            & (positions + lengths <= limit)
+            & (ends <= limit)
             & (positions - positions[0] < _REACH_BYTES)
-            & (positions + lengths - positions[0] <= _OFFSET_MAX)
+            & (ends - positions[0] <= _OFFSET_MAX)
         )
+        if packed.all():
+            heads = _packed_heads(numbers, positions, ends)
+        elif not packed.any():
+            heads = _plain_heads(numbers, positions, ends)
+        else:
+            heads = Heads(np.zeros((_HEADER_WORDS, len(positions)), np.int64))
+            for some, read in ((packed, _packed_heads), (~packed, _plain_heads)):
+                part = read(numbers, positions[some], ends[some])
+                for name in _BY_FRAME:
+                    getattr(heads, name)[some] = getattr(part, name)
+                for name in _BY_SECTION:
+                    getattr(heads, name)[:, some] = getattr(part, name)
         self.positions = positions
-        self.ends = positions + lengths
-        self.crcs = heads[0] >> 32 & _LOW
-        self.first_serials = heads[2]
-        self.row_counts = heads[3] & _LOW
-        self.first_times = heads[4]
-        self.last_times = heads[5]
-        self.head_crcs = heads[7] >> 32 & _LOW
-        self._read_sections(heads[1] >> 48 & 0xFFFF, heads[_HEADER_WORDS:], fits)
-
-    def _read_sections(self, held: Ints, entries: Ints, fits: Flags) -> None:
-        count = len(self.positions)
-        shape = (SECTION_MAX + 1, count)
-        self.offsets = np.full(shape, -1, np.int64)
-        self.lengths = np.zeros(shape, np.int64)
-        self.widths = np.zeros(shape, np.uint8)
-        place = self.positions + HEADER_BYTES + SECTION.size * held
-        fits &= held <= SECTION_MAX
-        leads = np.ones(count, np.bool_)
-        self.head_ends = place.copy()
-        for number in range(min(int(held.max(initial=0)), SECTION_MAX)):
-            entry = np.where(held > number, entries[number], 0)
-            ids = entry & 0xFFFF
-            lengths = entry >> 32 & _LOW
-            first = ids[0]
-            uniform = (ids == first).all()
-            for section_id in [int(first)] if uniform else np.unique(ids).tolist():
-                if section_id == 0 or section_id > SECTION_MAX:
-                    fits &= (ids != section_id) | (held <= number)
-                    continue
-                same = ids == section_id
-                fits &= ~same | (self.offsets[section_id] < 0)
-                np.copyto(self.offsets[section_id], place, where=same)
-                np.copyto(self.lengths[section_id], lengths, where=same)
-                widths = (entry >> 16 & 0xFFFF).astype(np.uint8)
-                np.copyto(self.widths[section_id], widths, where=same)
-            place += (lengths + 7) & ~7
-            leads &= (ids <= EDGES) & (held > number)
-            np.copyto(self.head_ends, place, where=leads)
-        fits &= place <= self.ends
-        fits &= self.lengths[STREAMS] % DIRECTORY.size == 0
-        self.keep_first(fits)
+        self.ends = ends
+        self.crcs = heads.crcs
+        self.first_serials = heads.first_serials
+        self.row_counts = heads.row_counts
+        self.first_times = heads.first_times
+        self.last_times = heads.last_times
+        self.head_crcs = heads.head_crcs
+        self.head_ends = heads.head_ends
+        self.offsets = heads.offsets
+        self.lengths = heads.lengths
+        self.widths = heads.widths
+        self.stream_counts = heads.stream_counts
+        self.topic_counts = heads.topic_counts
+        self.stream_ends = heads.stream_ends
+        self.end_widths = heads.end_widths
+        self.keep_first(fits & heads.fits)
 
     def keep_first(self, fits: Flags) -> None:
         """Cut the table before the first frame that does not fit."""
@@ -167,6 +363,10 @@ class FrameTable:
         self.last_times = self.last_times[:count]
         self.head_crcs = self.head_crcs[:count]
         self.head_ends = self.head_ends[:count]
+        self.stream_counts = self.stream_counts[:count]
+        self.topic_counts = self.topic_counts[:count]
+        self.stream_ends = self.stream_ends[:count]
+        self.end_widths = self.end_widths[:count]
         self.offsets = self.offsets[:, :count]
         self.lengths = self.lengths[:, :count]
         self.widths = self.widths[:, :count]
@@ -282,6 +482,37 @@ class FrameTable:
         end = int(directory.first_rows[last] + directory.row_counts[last])
         return int(self.first_serials[frame]) + end
 
+    def times(self, frames: Ints, items: Ints) -> Ints:
+        """Return the timestamp of each row, in µs."""
+        has_times = self.offsets[TIMESTAMPS] >= 0
+        if not has_times.all():
+            # In packed frames of one stream they follow one another.
+            whole: Ints = self.first_times[frames] + items
+            held = has_times[frames]
+            if held.any():
+                whole[held] = self._stored_times(frames[held], items[held])
+            return whole
+        return self._stored_times(frames, items)
+
+    def _stored_times(self, frames: Ints, items: Ints) -> Ints:
+        found = self.integers(TIMESTAMPS, frames, items, signed=False)
+        offsets = self.widths[TIMESTAMPS] != _ID_BYTES
+        if offsets.any():
+            found += np.where(offsets, self.first_times, 0)[frames]
+        return found
+
+    def topic_numbers(self, frames: Ints, items: Ints) -> Ints:
+        """Return the number of each row's topic in its frame."""
+        has_numbers = self.offsets[TOPIC_INDEX] >= 0
+        if has_numbers.all():
+            return self.integers(TOPIC_INDEX, frames, items, signed=True)
+        # The rows of a packed frame have one topic, or each its own.
+        held = has_numbers[frames]
+        found = np.where(self.topic_counts[frames] > 1, items, 0)
+        if held.any():
+            found[held] = self.integers(TOPIC_INDEX, frames[held], items[held], signed=True)
+        return found
+
     def integers(self, section_id: int, frames: Ints, items: Ints, *, signed: bool) -> Ints:
         """Return for each pair of a frame and a number an integer of a section.
 
@@ -313,19 +544,46 @@ class FrameTable:
 
         Raises: OverflowError if they are too large for one array.
         """
-        bounds = self.offsets[offsets_id][frames] >> 2
-        held = bounds >= 0
+        starts, stops = self.bounds(offsets_id, frames, items)
         data = self.offsets[data_id][frames]
-        numbers = self.numbers.i32
-        if held.all():
-            starts = data + numbers[bounds + items]
-            stops = data + numbers[bounds + items + 1]
-        else:
-            starts, stops = np.zeros((2, len(frames)), np.int64)
-            places = bounds[held] + items[held]
-            starts[held] = data[held] + numbers[places]
-            stops[held] = data[held] + numbers[places + 1]
+        starts += data
+        stops += data
         return self.ranges(starts, stops, kind)
+
+    def bounds(self, offsets_id: int, frames: Ints, items: Ints) -> tuple[Ints, Ints]:
+        """Return for each pair of a frame and a number where its text begins and ends, counted from
+        the first text of the frame.
+        """
+        widths = self.end_widths
+        if not len(widths) or (widths == widths[0]).all():
+            width = int(widths[0]) if len(widths) else _OFFSETS_WIDTH
+            return self._bounds(width, self.offsets[offsets_id][frames], items)
+        starts, stops = np.zeros((2, len(frames)), np.int64)
+        for width in np.unique(widths).tolist():
+            same = (widths == width)[frames]
+            places = self.offsets[offsets_id][frames[same]]
+            starts[same], stops[same] = self._bounds(width, places, items[same])
+        return starts, stops
+
+    def _bounds(self, width: int, places: Ints, items: Ints) -> tuple[Ints, Ints]:
+        """Return begins and ends of texts whose offsets, or ends, are at these positions."""
+        held = places >= 0
+        if not held.all():
+            starts, stops = np.zeros((2, len(places)), np.int64)
+            if held.any():
+                starts[held], stops[held] = self._bounds(width, places[held], items[held])
+            return starts, stops
+        numbers = self.numbers
+        if width == _OFFSETS_WIDTH:
+            places = (places >> 2) + items
+            return numbers.i32[places].astype(np.int64), numbers.i32[places + 1].astype(np.int64)
+        ends = numbers.u8 if width == 1 else numbers.u16
+        places = (places >> (width - 1)) + items
+        stops = ends[places].astype(np.int64)
+        later = items > 0
+        if not later.any():
+            return np.zeros(len(places), np.int64), stops
+        return np.where(later, ends[places - 1], 0).astype(np.int64), stops
 
     def ranges(self, starts: Ints, stops: Ints, kind: pa.DataType) -> pa.Array:
         """Return ranges of the segment as an array of texts.
@@ -352,8 +610,16 @@ class Directory:
     """The streams of all frames of a table, one entry for each stream of a frame, in order."""
 
     def __init__(self, table: FrameTable) -> None:
-        counts = table.lengths[STREAMS] // DIRECTORY.size
-        self.frames, numbers = spread(counts)
+        self.frames, numbers = spread(table.stream_counts)
+        packed = table.end_widths != _OFFSETS_WIDTH
+        if not packed.any():
+            self._read_plain(table, numbers)
+        elif packed.all():
+            self._read_packed(table, numbers)
+        else:
+            self._read_both(table, numbers, packed)
+
+    def _read_plain(self, table: FrameTable, numbers: Ints) -> None:
         places = table.offsets[STREAMS][self.frames] + DIRECTORY.size * numbers
         words = table.numbers.i32
         self.stream_ids = table.numbers.i64[places >> 3].view(np.uint64)
@@ -362,6 +628,46 @@ class Directory:
         self.row_counts = words[at + 3].astype(np.int64)
         self.first_topics = words[at + 4].astype(np.int64)
         self.topic_counts = words[at + 5].astype(np.int64)
+
+    def _read_packed(self, table: FrameTable, numbers: Ints) -> None:
+        frames = self.frames
+        places = table.offsets[STREAMS][frames] + _ID_BYTES * numbers
+        self.stream_ids = table.numbers.i64[places >> 3].view(np.uint64)
+        self.first_rows = np.zeros(len(frames), np.int64)
+        self.row_counts = table.row_counts[frames]
+        self.first_topics = np.zeros(len(frames), np.int64)
+        self.topic_counts = table.topic_counts[frames]
+        ends = table.stream_ends[frames]
+        several = ends >= 0
+        if not several.any():
+            return
+        later = numbers[several] > 0
+        places = ends[several] + numbers[several]
+        for firsts, counts in (
+            (self.first_rows, self.row_counts),
+            (self.first_topics, self.topic_counts),
+        ):
+            starts = np.where(later, table.numbers.u8[places - 1], 0)
+            firsts[several] = starts
+            counts[several] = table.numbers.u8[places] - starts
+            places = places + table.stream_counts[frames[several]]
+
+    def _read_both(self, table: FrameTable, numbers: Ints, packed: Flags) -> None:
+        """Read the directories of both kinds of frames, each by itself."""
+        found = np.zeros((5, len(numbers)), np.int64)
+        whole = self.frames
+        of_packed = packed[whole]
+        for some, read in ((of_packed, self._read_packed), (~of_packed, self._read_plain)):
+            self.frames = whole[some]
+            read(table, numbers[some])
+            found[0][some] = self.stream_ids.view(np.int64)
+            found[1][some] = self.first_rows
+            found[2][some] = self.row_counts
+            found[3][some] = self.first_topics
+            found[4][some] = self.topic_counts
+        self.frames = whole
+        self.stream_ids = found[0].view(np.uint64)
+        self.first_rows, self.row_counts, self.first_topics, self.topic_counts = found[1:]
 
 
 def spread(counts: Ints) -> tuple[Ints, Ints]:
@@ -384,11 +690,12 @@ def are_small(rows: Ints, sizes: Ints, rows_per_piece: int) -> Flags:
     return small & (sizes <= np.maximum(SMALL_BYTES, SMALL_ROW_BYTES * rows))
 
 
-def are_plain(view: memoryview, positions: Ints) -> Flags:
-    """Return which of the frames at these positions are plain rows frames, as they say."""
+def are_tabular(view: memoryview, positions: Ints) -> Flags:
+    """Return which frames are plain or packed rows frames, as their headers say."""
     words = np.frombuffer(view, np.dtype("<i8"), len(view) // 8)
-    plain: Flags = words[(positions >> 3) + 1] >> 32 & 0xFFFF == PLAIN_ROWS
-    return plain
+    kinds = words[(positions >> 3) + 1] >> 32 & 0xFFFF
+    fits: Flags = (kinds == PLAIN_ROWS) | (kinds == PACKED_ROWS)
+    return fits
 
 
 def numbers_of(numbers: Sequence[int]) -> Ints:

@@ -1,6 +1,7 @@
 """A frame opened for reading: its sections as Arrow arrays over the map, without a copy.
 
-A compressed body is decompressed once, when the frame is opened; then it is read like any other.
+A compressed or packed body is expanded once, when the frame is opened; then it is read like any
+other.
 Readers that need only a few rows take slices of the map.
 """
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.scalars import scalar
+from siltstone.store.segment.body import unpack_rows
 from siltstone.store.segment.frame import (
     APART,
     BLOCKS,
@@ -24,6 +26,7 @@ from siltstone.store.segment.frame import (
     FLAGS,
     HEADER_BYTES,
     LZ4,
+    PACKED,
     PLAIN,
     PROPERTIES,
     PROPERTY_OFFSETS,
@@ -345,7 +348,7 @@ class FrameView:
 def open_frame(
     view: memoryview, buffer: pa.Buffer, position: int, header: FrameHeader, *, whole: bool = True
 ) -> FrameView:
-    """Open a frame and decompress it if necessary; of a compacted one that is not opened as a whole
+    """Open a frame and expand it if necessary; of a compacted one that is not opened as a whole
     only the sections before the values.
 
     Raises: FrameFormatError.
@@ -354,6 +357,10 @@ def open_frame(
     stop = position + header.length
     if header.compression == APART:
         return _open_apart(view, buffer, position, header)
+    if header.compression == PACKED:
+        unpacked, sections = unpack_rows(view, position, header)
+        body, part = memoryview(unpacked), pa.py_buffer(unpacked)
+        return FrameView(header, body, part, decode_sections(body, 0, sections))
     if header.compression == PLAIN:
         body, part = view[start:stop], buffer.slice(start, stop - start)
     else:

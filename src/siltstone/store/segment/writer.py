@@ -18,7 +18,13 @@ from typing import Final
 
 from siltstone.errors import DiskError, SiltstoneError, StorageFullError
 from siltstone.fs.api import File, FileSystem
-from siltstone.store.segment.frame import HEADER_BYTES, FrameHeader, encode_frame, encode_room
+from siltstone.store.segment.frame import (
+    HEADER_BYTES,
+    FrameHeader,
+    encode_frame,
+    encode_room,
+    header_bytes,
+)
 from siltstone.store.segment.index import Directory
 from siltstone.store.segment.segment import (
     RESERVED,
@@ -176,17 +182,17 @@ class SegmentWriter:
             self._unindexed = 0
             self.segment.index_words_behind_writer()
 
-    def claim(self, body_bytes: int, *, next_serial: int, last_timestamp_us: int) -> bool:
-        """Claim the space for a frame with a body of this size; return False if it does not fit.
+    def claim(self, frame_bytes: int, *, next_serial: int, last_timestamp_us: int) -> bool:
+        """Claim the space for a frame of this size; return False if it does not fit.
 
         `write` uses this space, even if other threads take rooms meanwhile. `next_serial` is the
         serial after the frame, `last_timestamp_us` the time of its last row.
         """
         with self._lock:
-            if not self.has_room(body_bytes):
+            if self._end + frame_bytes > self.segment.header.file_bytes:
                 return False
-            self._claim = (self._end, HEADER_BYTES + body_bytes)
-            self._end += HEADER_BYTES + body_bytes
+            self._claim = (self._end, frame_bytes)
+            self._end += frame_bytes
             self._next_serial = next_serial
             self._last_us = last_timestamp_us
             return True
@@ -247,7 +253,7 @@ class SegmentWriter:
         """
         if self._claim is None:
             fits = self.claim(
-                len(body),
+                header_bytes(header.compression) + len(body),
                 next_serial=header.first_serial + header.row_count,
                 last_timestamp_us=header.last_timestamp_us,
             )
@@ -268,7 +274,7 @@ class SegmentWriter:
             else:
                 self._is_dirty = True
                 # The header is written last: a body without a header is not a frame.
-                self._file.write_at(position + HEADER_BYTES, body)
+                self._file.write_at(position + len(head), body)
                 self._file.write_at(position, head)
         except SiltstoneError as exc:
             self._take_back(position, header, written, exc)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import PurePath
 
 import pytest
@@ -126,7 +127,7 @@ class TestWriter:
         fs = slab_fs()
         writer = start(new_chain(fs), 42, structure=b"edges", producers=b"p" * 24)
         segment = open_segment(fs, segment_path(SLAB, 42))
-        assert segment.header == segment_header(base_serial=42)
+        assert segment.header == replace(segment_header(base_serial=42), packs=True)
         segment.follow()
         frame = segment.frame(0)
         sections = [bytes(frame.section(name) or b"") for name in (EDGES, PRODUCERS)]
@@ -492,4 +493,5 @@ def test_every_segment_says_which_slab_it_belongs_to() -> None:
         file_bytes=SEGMENT_BYTES,
         created_us=NOW_US,
         seed=SEED,
+        packs=True,
     )

@@ -321,7 +321,7 @@ class TestSections:
 class TestBroken:
     def test_an_unknown_compression_is_refused(self) -> None:
         with pytest.raises(FrameFormatError, match=r"^unknown compression$"):
-            broken(5, bytes(16), 16)
+            broken(6, bytes(16), 16)
 
     @pytest.mark.parametrize("body_bytes", [0, BODY_BYTES_MAX + 1])
     def test_a_compressed_body_of_impossible_length_is_refused(self, body_bytes: int) -> None:

@@ -109,7 +109,7 @@ class TestClaims:
         committer = begun(World())
         writer = writer_of(committer)
         end = writer.end_position
-        assert writer.claim(40, next_serial=1, last_timestamp_us=5)
+        assert writer.claim(64 + 40, next_serial=1, last_timestamp_us=5)
         room = writer.take_room(8, spare_bytes=0)
         assert room is not None
         assert room.start == end + 64 + 40
@@ -123,7 +123,7 @@ class TestClaims:
     def test_what_follows_a_claim_that_was_given_up_has_the_serial_before_it(self) -> None:
         writer = writer_of(begun(World()))
         end = writer.end_position
-        assert writer.claim(40, next_serial=9, last_timestamp_us=5)
+        assert writer.claim(64 + 40, next_serial=9, last_timestamp_us=5)
         writer.give_up_claim(3)
         room = writer.take_room(8, spare_bytes=0)
         assert room is not None

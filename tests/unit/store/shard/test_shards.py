@@ -37,7 +37,7 @@ from siltstone.store.log.records import (
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.committer import COMPRESSION, Committer
 from siltstone.store.segment.chain import directory_bytes
-from siltstone.store.segment.frame import PLAIN
+from siltstone.store.segment.frame import PACKED, PLAIN
 from siltstone.store.shard.shards import Shards
 from siltstone.store.shard.upkeep import Reclaimable
 from siltstone.store.shard.writable import Leading, WritableShard
@@ -79,11 +79,13 @@ def patterns_of(slab: Slab) -> list[bytes]:
 
 def encodings_of(slab: Slab) -> set[int]:
     segments = [handle.segment() for handle in slab.handles()]
-    return {
+    found = {
         segment.checked_header(number).compression
         for segment in segments
         for number in range(segment.index.frame_count)
     }
+    # A slab without compression has packed frames too.
+    return {PLAIN if compression == PACKED else compression for compression in found}
 
 
 def ids(slabs: Shards) -> list[tuple[int, int]]:

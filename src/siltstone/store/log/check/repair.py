@@ -370,6 +370,8 @@ class _SlabMender:
             seed=self._identity.seed,
             salt=self._identity.salt,
             topic=self._identity.topic,
+            # A segment without packed frames may say that it has them.
+            packs=True,
         )
 
     def _replace(self, survey: Survey, problem: str) -> None:

@@ -17,6 +17,7 @@ from siltstone.store.segment.frame import (
     HEADER,
     HEADER_BYTES,
     HOLE,
+    PACKED,
     PRODUCERS,
     ROOM,
     ROWS,
@@ -251,7 +252,9 @@ class Walk:
             return max(0, next_base - self._index.next_serial), False
         fields = HEADER.unpack_from(self._segment.view, position)
         rows, first_us, last_us = int(fields[7]), int(fields[9]), int(fields[10])
-        if 0 < rows <= ROWS_MAX and last_us - first_us + 1 == rows:
+        # The header of a packed frame does not say the number of rows twice.
+        is_packed = fields[4] == PACKED
+        if not is_packed and 0 < rows <= ROWS_MAX and last_us - first_us + 1 == rows:
             return rows, False
         return min(ROWS_MAX, stop - position), True
 

@@ -17,16 +17,12 @@ from siltstone.rows.batch import QOS_BITS, RETAIN
 from siltstone.rows.stored import StoredBatch
 from siltstone.store.log.read.pieces import SCHEMA, Row, constant, integers, make_rows
 from siltstone.store.segment.frame import (
-    DIRECTORY,
     FLAGS,
     PROPERTIES,
     PROPERTY_OFFSETS,
     PUBLISHER_INDEX,
     PUBLISHER_OFFSETS,
     PUBLISHERS,
-    STREAMS,
-    TIMESTAMPS,
-    TOPIC_INDEX,
     TOPIC_OFFSETS,
     TOPICS,
     VALUE_OFFSETS,
@@ -35,7 +31,6 @@ from siltstone.store.segment.frame import (
 from siltstone.store.segment.table import Directory, Flags, FrameTable, Ints, array_of, spread
 from siltstone.store.slab.manifest import SlabId
 
-_WHOLE: Final = 8
 # The streams of fewer rows of one frame are searched one by one.
 _FEW: Final = 1 << 12
 _TIMESTAMP: Final = SCHEMA.field("timestamp").type
@@ -171,7 +166,7 @@ class FrameRows:
 
     def is_mixed(self) -> bool:
         """Return whether any of the frames has rows of several streams."""
-        return bool((self.table.lengths[STREAMS] > DIRECTORY.size).any())
+        return bool((self.table.stream_counts > 1).any())
 
     def row_sizes(self) -> Ints:
         """Return the size of each row: its share of the bytes of its frame, and its topic.
@@ -180,9 +175,8 @@ class FrameRows:
         """
         table = self.table
         sizes: Ints = (table.ends - table.positions) // np.maximum(table.row_counts, 1)
-        bounds = (table.offsets[TOPIC_OFFSETS][self.frames] >> 2) + self.topic_numbers()
-        topics = table.numbers.i32[bounds + 1] - table.numbers.i32[bounds]
-        found: Ints = sizes[self.frames] + topics
+        starts, stops = table.bounds(TOPIC_OFFSETS, self.frames, self.topic_numbers())
+        found: Ints = sizes[self.frames] + stops - starts
         return found
 
     def pieces(self, size_max: int) -> Iterator[FrameRows]:
@@ -211,16 +205,12 @@ class FrameRows:
     def times(self) -> Ints:
         """Return the timestamp of each row, in µs."""
         if self._times is None:
-            found = self.table.integers(TIMESTAMPS, self.frames, self.items, signed=False)
-            offsets = self.table.widths[TIMESTAMPS] != _WHOLE
-            if offsets.any():
-                found += np.where(offsets, self.table.first_times, 0)[self.frames]
-            self._times = found
+            self._times = self.table.times(self.frames, self.items)
         return self._times
 
     def topic_numbers(self) -> Ints:
         """Return the number of each row's topic in its frame."""
-        return self.table.integers(TOPIC_INDEX, self.frames, self.items, signed=True)
+        return self.table.topic_numbers(self.frames, self.items)
 
     def stream_ids(self) -> pa.Array:
         """Return the stream of each row."""
@@ -293,10 +283,10 @@ class FrameRows:
         if several.any():
             some = frames[several]
             items = table.integers(PUBLISHER_INDEX, some, self.items[several], signed=True)
-            bounds = (table.offsets[PUBLISHER_OFFSETS][some] >> 2) + items
             data = starts[several]
-            starts[several] = data + table.numbers.i32[bounds]
-            stops[several] = data + table.numbers.i32[bounds + 1]
+            firsts, lasts = table.bounds(PUBLISHER_OFFSETS, some, items)
+            starts[several] = data + firsts
+            stops[several] = data + lasts
         return table.ranges(starts, stops, pa.string())
 
     def texts(self, offsets_id: int, data_id: int) -> pa.Array:

@@ -32,9 +32,20 @@ from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.blocks import encode_block, frame_of_block, room_for_frame
 from siltstone.store.log.write.frame_builder import Block, BuiltFrame, Call, FrameBuilder, claims_of
 from siltstone.store.log.write.repetitions import without_repetitions
-from siltstone.store.segment.body import directory_of, encode_rows, encode_state
+from siltstone.store.segment.body import directory_of, encode_rows, encode_state, pack_rows
 from siltstone.store.segment.chain import ChainWriter, state_header
-from siltstone.store.segment.frame import LZ4, PLAIN, ROWS, ZSTD, FrameHeader, encode_frame
+from siltstone.store.segment.frame import (
+    HEADER_BYTES,
+    LZ4,
+    PACKED,
+    PACKED_ROWS_MAX,
+    PLAIN,
+    ROWS,
+    ZSTD,
+    FrameHeader,
+    encode_frame,
+    header_bytes,
+)
 from siltstone.store.segment.index import Directory
 from siltstone.store.segment.view import compress
 from siltstone.store.segment.writer import Room, SegmentWriter
@@ -261,7 +272,7 @@ class Committer:
         """Take a room for values; begin a new segment if necessary."""
         room = self.take_room(size, rows=rows, topic=topic)
         while room is None:
-            self._roll(size + 128 + room_for_frame(topic, rows))
+            self._roll(size + 3 * HEADER_BYTES + room_for_frame(topic, rows))
             room = self.take_room(size, rows=rows, topic=topic)
         return room
 
@@ -273,14 +284,20 @@ class Committer:
 
     def _prepare(self, built: BuiltFrame, *, sync: bool) -> FrameRecord:
         """Encode rows as a frame, and claim its place in a segment."""
-        plain, sections = encode_rows(
-            built.streams, built.publishers, built.flags, built.edges, built.producers
-        )
-        built.size_bytes = len(plain)
         compression = COMPRESSION[self.settings.compression]
-        body = compress(plain, compression)
+        sections = 0
+        packed = self._packed(built) if compression == PLAIN else None
+        if packed is not None:
+            body, compression = packed, PACKED
+            built.size_bytes = len(body)
+        else:
+            plain, sections = encode_rows(
+                built.streams, built.publishers, built.flags, built.edges, built.producers
+            )
+            built.size_bytes = len(plain)
+            body = compress(plain, compression)
         last_us = built.timestamp_us + built.row_count - 1
-        self._take_place(len(body), built.row_count, last_us)
+        self._take_place(header_bytes(compression) + len(body), built.row_count, last_us)
         header = FrameHeader(
             kind=ROWS,
             compression=compression,
@@ -290,7 +307,7 @@ class Committer:
             stream_count=len(built.streams),
             first_timestamp_us=built.timestamp_us,
             last_timestamp_us=last_us,
-            body_bytes=len(plain),
+            body_bytes=built.size_bytes,
         )
         frame = FrameRecord(header, body, directory_of(built.streams), built.edges)
         frame.seed = self.seed
@@ -298,6 +315,21 @@ class Committer:
         frame.built = built
         frame.wants_sync = sync
         return frame
+
+    def _packed(self, built: BuiltFrame) -> bytes | None:
+        """Return the body of a packed frame with these rows; None if they do not fit in one, or the
+        segment has no packed frames: it is one of an earlier version, or other sites have it too.
+        """
+        if built.row_count > PACKED_ROWS_MAX or not self._writer.packs:
+            return None
+        return pack_rows(
+            built.streams,
+            built.publishers,
+            built.flags,
+            built.edges,
+            built.producers,
+            built.timestamp_us,
+        )
 
     def _prepare_block(self, block: Block) -> FrameRecord:
         """Encode a block as a frame, and claim its place in a segment."""
@@ -308,13 +340,13 @@ class Committer:
         body, sections, compression = encode_block(block, active, stream_id, edges, timestamp_us)
         after = self.next_serial + block.count
         if active is None or not active.claim(
-            len(body), next_serial=after, last_timestamp_us=last_us
+            HEADER_BYTES + len(body), next_serial=after, last_timestamp_us=last_us
         ):
             # Written frames must be published before the segment is sealed. The room stays in the
             # old segment, so its contents are copied into the body.
             self._settle()
             body, sections, compression = encode_block(block, None, stream_id, edges, timestamp_us)
-            self._take_place(len(body), block.count, last_us)
+            self._take_place(HEADER_BYTES + len(body), block.count, last_us)
         header = FrameHeader(
             kind=ROWS,
             compression=compression,
@@ -489,7 +521,7 @@ class Committer:
         """Begin a segment for the next rows. Raises: StorageFullError, PoisonedError."""
         self.check()
         try:
-            self._roll(0)
+            self._roll(HEADER_BYTES)
         except DiskError as exc:
             raise self.poison(exc) from exc
 
@@ -502,7 +534,7 @@ class Committer:
         body, sections = encode_state(*self.state())
         active = self._writer.active
         if active is None or not active.has_room(len(body)):
-            self._roll(len(body))
+            self._roll(HEADER_BYTES + len(body))
         serial = self.next_serial + count
         header = state_header(body, sections, serial=serial, timestamp_us=self.last_timestamp_us)
         try:
@@ -537,14 +569,14 @@ class Committer:
         structure.apply(self.slab.export())
         return FrameBuilder(structure, self.settings.topic_cache)
 
-    def _take_place(self, body_bytes: int, rows: int, last_us: int) -> None:
+    def _take_place(self, frame_bytes: int, rows: int, last_us: int) -> None:
         """Claim the place of a frame in the active segment, or in a new one if it does not fit."""
         active = self._writer.active
         after = self.next_serial + rows
         if active is None or not active.claim(
-            body_bytes, next_serial=after, last_timestamp_us=last_us
+            frame_bytes, next_serial=after, last_timestamp_us=last_us
         ):
-            self._roll(body_bytes, claim=(rows, last_us))
+            self._roll(frame_bytes, claim=(rows, last_us))
 
     def _roll(self, room_bytes: int, *, claim: tuple[int, int] | None = None) -> None:
         """Begin a segment with at least `room_bytes` of free space.
@@ -563,7 +595,7 @@ class Committer:
             timestamp_us=self.last_timestamp_us,
             created_us=self._clock.now_us(),
             segment_bytes=self.settings.segment_bytes,
-            room_bytes=room_bytes + 64,
+            room_bytes=room_bytes,
             structure=structure,
             producers=producers,
         )
@@ -635,10 +667,8 @@ class Committer:
         timestamp_us = built.timestamp_us
         places: RowPlaces | None = None
         if len(built.streams) > 1:
-            # The frame is opened now, because the segment may be closed when a caller asks for
-            # serials. It is read only then.
-            segment = self._active().segment
-            places = RowPlaces(segment.frame(segment.index.frame_count - 1).times)
+            times = [stream.times.getvalue() for stream in built.streams]
+            places = RowPlaces(partial(_joined, times))
         for call in calls:
             if call.error is not None:
                 outcomes.append(call.error)
@@ -657,3 +687,7 @@ class Committer:
             if not duplicate:
                 timestamp_us += len(call.batch.topics)
         return outcomes
+
+
+def _joined(times: list[bytes]) -> memoryview:
+    return memoryview(b"".join(times)).cast("q")

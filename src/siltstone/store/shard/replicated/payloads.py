@@ -30,11 +30,11 @@ from siltstone.store.log.write.frame_builder import BuiltFrame
 from siltstone.store.segment.body import StreamRows
 from siltstone.store.segment.frame import (
     EDGES,
-    HEADER_BYTES,
     PRODUCERS,
     FrameFormatError,
     crc_matches,
     decode_header,
+    header_bytes,
 )
 from siltstone.store.segment.view import FrameView, open_frame
 from siltstone.store.writer.commit_log import Record, RecordKind
@@ -104,7 +104,8 @@ class CountedFrame(FrameRecord):
         except FrameFormatError as exc:
             raise BadPayloadError(f"a ROWS record cannot be read: {exc}") from exc
         edges, producers = frame.section(EDGES), frame.section(PRODUCERS)
-        super().__init__(header, payload[HEADER_BYTES:], directory, bytes(edges or b""))
+        body = payload[header_bytes(header.compression) :]
+        super().__init__(header, body, directory, bytes(edges or b""))
         self.producers = bytes(producers or b"")
         self.seed = seed
         self._frame = frame

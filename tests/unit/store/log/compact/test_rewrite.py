@@ -135,18 +135,20 @@ def test_a_new_frame_has_whole_old_frames_up_to_its_limit_of_bytes(
     monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     world = World()
-    source = sealed(*[[Row("a", bytes(size))]] * 5, [Row("a", bytes(4 * size + 400))], world=world)
+    large = [Row("a", bytes(4 * size + 400))]
+    source = sealed(large, *[[Row("a", bytes(size))]] * 5, large, world=world)
     index = source.segment().index
     length = int(index.positions[3] - index.positions[2])
     monkeypatch.setattr(rewrite_module, "_FRAME_BYTES", 2 * length + length // 2)
     rewrite_segment(world.fs, source.path, TARGET)
     assert kinds(world) == [
         (STATE, 0, 0),
-        (ROWS, 0, 2),
-        (ROWS, 2, 2),
-        (ROWS, 4, 1),
         # One old frame may have more bytes.
+        (ROWS, 0, 1),
+        (ROWS, 1, 2),
+        (ROWS, 3, 2),
         (ROWS, 5, 1),
+        (ROWS, 6, 1),
     ]
 
 

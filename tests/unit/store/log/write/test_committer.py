@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -17,6 +18,7 @@ from siltstone.store.log.read.scan import Span, read_slab
 from siltstone.store.log.slab import Slab
 from siltstone.store.log.write.committer import Committer
 from siltstone.store.log.write.frame_builder import Block, Call
+from siltstone.store.segment.frame import PACKED, PACKED_ROWS_MAX, PLAIN, ZSTD
 from siltstone.store.segment.writer import Room
 from siltstone.store.writer.commit_log import Record, Replica
 from siltstone.store.writer.producers import ProducerTable, producer_key
@@ -710,3 +712,84 @@ class TestCommitLog:
         again, _ = reopened(world)
         assert topics_of(again.slab) == ["a", "c"]
         again.close()
+
+
+class TestPacked:
+    def compressions(self, committer: Committer) -> list[int]:
+        """Return the compression of each frame behind the state."""
+        segment = committer.slab.handles()[-1].segment()
+        return [segment.checked_header(n).compression for n in range(1, segment.index.frame_count)]
+
+    def test_frames_of_few_rows_are_packed_also_with_edges_and_producers(self) -> None:
+        committer = begun(World())
+        for topics in (["a"], ["a", "a"], ["a", "b"]):
+            committer.commit([call_on(*topics)])
+        committer.commit([call_on("b", producer=PRODUCER, sequence=1)])
+        assert self.compressions(committer) == [PACKED] * 4
+        assert topics_of(committer.slab) == ["a", "a", "a", "a", "b", "b"]
+
+    def test_a_frame_of_many_rows_is_not_packed(self) -> None:
+        committer = begun(World())
+        committer.commit([call_on(*["a"] * PACKED_ROWS_MAX)])
+        committer.commit([call_on(*["a"] * (PACKED_ROWS_MAX + 1))])
+        assert self.compressions(committer) == [PACKED, PLAIN]
+
+    def test_a_database_that_compresses_has_no_packed_frames(self) -> None:
+        committer = begun(World(), compression="zstd")
+        for _ in range(2):
+            committer.commit([call_on("a")])
+        assert self.compressions(committer) == [ZSTD, ZSTD]
+
+    def test_a_database_with_a_shared_log_has_no_packed_frames(self) -> None:
+        committer = begun(World())
+        committer.replicate(OtherLog())
+        for _ in range(2):
+            committer.commit([call_on("a")])
+        committer.end_segment()
+        assert self.compressions(committer) == []
+        assert not committer.slab.handles()[-1].segment().header.packs
+        committer.commit([call_on("a")])
+        assert self.compressions(committer) == [PLAIN]
+
+    def test_a_replicated_database_begins_its_segments_without_packed_frames(self) -> None:
+        committer = begun(World(), backend="replicated")
+        assert not committer.slab.handles()[-1].segment().header.packs
+        committer.commit([call_on("a")])
+        assert self.compressions(committer) == [PLAIN]
+
+    def test_a_segment_of_an_earlier_version_is_continued_without_packed_frames(self) -> None:
+        world = World()
+        committer = begun(world)
+        committer.commit([call_on("a")])
+        path = committer.slab.handles()[-1].path
+        header = committer.slab.handles()[-1].segment().header
+        committer.close()
+        earlier = replace(header, packs=False).encode(end=0)
+        with world.fs.open(path, writable=True) as file:
+            file.write_at(0, earlier[:2048])
+            file.sync()
+        committer, _ = reopened(world)
+        committer.commit([call_on("a")])
+        assert self.compressions(committer) == [PACKED, PLAIN]
+        committer.end_segment()
+        committer.commit([call_on("a")])
+        assert self.compressions(committer) == [PACKED]
+        assert topics_of(committer.slab) == ["a", "a", "a"]
+
+    def test_callers_get_the_serials_of_a_packed_frame_with_several_streams(self) -> None:
+        committer = begun(World())
+        committer.commit([call_on("b", "a")])
+        segment = committer.slab.handles()[-1].segment()
+        outcomes = committer.commit([call_on("b", "a"), call_on("b")])
+        assert self.compressions(committer) == [PACKED, PACKED]
+        frame = segment.frame(2)
+        topics = [bytes(topic).decode() for topic in frame.topics_at(range(3))]
+        expected = {
+            (topic, time): serial
+            for serial, (topic, time) in enumerate(zip(topics, frame.times(), strict=True), 2)
+        }
+        first_us = frame.header.first_timestamp_us
+        assert [stored(outcome) for outcome in outcomes] == [
+            (False, [expected["b", first_us], expected["a", first_us + 1]]),
+            (False, [expected["b", first_us + 2]]),
+        ]
