@@ -237,13 +237,9 @@ class Broker:
         """Return whether all messages wait for the disk, so that the loop may wait for it, too.
 
         A message for a live subscriber, or one of a rule with another durability, does not wait.
+        Durable sessions get every message from the store, after its sync.
         """
-        return (
-            self.rules.syncs_all
-            and len(self.router) == 0
-            and len(self.unstored) == 0
-            and len(self.taps) == 0
-        )
+        return self.rules.syncs_all and len(self.router) == 0 and len(self.taps) == 0
 
     def _later(self, seconds: float, act: Act) -> Timer:
         return self.timers.at(self.shell.now() + seconds, act)

@@ -10,6 +10,7 @@ import pytest
 
 from siltstone.broker.access.access import Access
 from siltstone.broker.access.acl import Acl
+from siltstone.broker.deliver.shares import Subscriber
 from siltstone.broker.publish.observers import SettlePart
 from siltstone.broker.settings.storage import StoreRule
 from siltstone.errors import OutcomeUnknownError, PoisonedError
@@ -21,7 +22,8 @@ from siltstone.mqtt.properties import Properties
 from siltstone.mqtt.publish import PublishBatch
 from siltstone.mqtt.reason import Reason
 from siltstone.session.archive.records import SavedWill
-from siltstone.session.sending.delivery import Spilled
+from siltstone.session.sending.delivery import Budget, Spilled
+from siltstone.session.sending.outbox import Outbox
 from tests.support.broker_core import V5, Core, FailingTap, message, over_quota
 from tests.support.durable_desk import durable_desk, lose
 
@@ -423,3 +425,16 @@ class TestLastWill:
             lose(wire)
             assert (desk.core.broker.is_settled, desk.core.broker.clients) == (True, {})
             assert desk.come().accepted is not None
+
+
+def test_the_loop_waits_for_the_disk_beside_durable_sessions_but_not_beside_live_ones() -> None:
+    broker = Core().broker
+    outbox = Outbox(broker.ready, Budget(1), 1, 1, False)  # noqa: FBT003 - compiled
+    subscriber = Subscriber(outbox, 1, False, False, b"", None)  # noqa: FBT003
+    levels = (b"a",)
+    assert broker._may_wait()  # noqa: SLF001
+    # A durable session gets stored messages from the store, after their sync.
+    broker.unstored.subscribe(levels, subscriber)
+    assert broker._may_wait()  # noqa: SLF001
+    broker.router.subscribe(levels, subscriber)
+    assert not broker._may_wait()  # noqa: SLF001
