@@ -131,7 +131,7 @@ class DurableCore(Core):
             begin_run(self.archive, told),
         )
         self.durables.load_interest()
-        self.real.on_commit(self.durables.feeding.announce_from_thread)
+        self.durables.feeding.listen_with(self.real.on_commit)
         if reclaim == "delivered":
             begin_reclaiming(self.broker, self.real)
         self._held: Event | None = None

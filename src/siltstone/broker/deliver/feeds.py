@@ -22,6 +22,7 @@ from siltstone.store.feed.settings import FeedSettings
 from siltstone.topic.grammar import TopicFilter
 
 Act = Callable[[], None]
+Announce = Callable[[StoredBatch], None]
 
 
 class FeedShell(Protocol):
@@ -67,10 +68,27 @@ class SessionFeeds:
         self.source = source
         self.hub = FeedHub(source, self._deliver, self._read, FeedSettings())
         self._is_clearing = False
+        # Begins to announce rows, for the first feed; None if they are announced already.
+        self._listen: Callable[[Announce], object] | None = None
+
+    def listen_with(self, listen: Callable[[Announce], object]) -> None:
+        """Call `listen` when the first feed begins: without feeds no row need be announced."""
+        self._listen = listen
 
     def ends(self) -> dict[int, int]:
-        """Return for each shard the serial after the last announced row."""
+        """Return for each shard the serial after the last announced row; without feeds, that after
+        the last row.
+        """
+        if self._listen is not None:
+            self.hub.advance(self.source.ends())
         return dict(enumerate(self.hub.ends))
+
+    def _begin_to_listen(self) -> None:
+        listen, self._listen = self._listen, None
+        if listen is not None:
+            # In this order: a row that is stored meanwhile is announced, or before these ends.
+            listen(self.announce_from_thread)
+            self.hub.advance(self.source.ends())
 
     def announce_from_thread(self, batch: StoredBatch) -> None:
         """Announce rows that a shard has committed; called on the thread of the shard."""
@@ -85,6 +103,7 @@ class SessionFeeds:
         staged: StagedFilters | None = None,
     ) -> None:
         """Start the feed of a consumer at a position, with credit for a number of rows."""
+        self._begin_to_listen()
         consumer.feed = self.hub.add(filters, Position(position), credit, consumer, staged)
         self._clear_soon()
 

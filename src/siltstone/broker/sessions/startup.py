@@ -50,7 +50,7 @@ def keep_sessions(store: Store, broker: Broker, database: Database, clock: Clock
     run = begin_run(archive, clock)
     durables = begin_keeping(broker, archive, DeliveredSource(database.feed_source()), run)
     durables.load_interest()
-    database.on_commit(durables.feeding.announce_from_thread)
+    durables.feeding.listen_with(database.on_commit)
     if database.settings.reclaim == "delivered":
         begin_reclaiming(broker, database)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from siltstone.broker.deliver.feeds import SessionFeeds
+from siltstone.broker.deliver.feeds import Announce, SessionFeeds
 from siltstone.clock import ManualClock
 from siltstone.errors import CorruptionError
 from siltstone.rows.stored import StoredBatch
@@ -141,3 +141,39 @@ def test_a_mistake_with_the_rows_of_one_leaves_the_others_theirs_and_they_come_a
     assert (failing.serials, len(failing.errors)) == ([0, 1], 1)
     assert failing.feed is not None
     assert (failing.feed.removed, failing.feed.place(0)) == (True, 3)
+
+
+def test_rows_are_announced_only_from_the_first_feed_on() -> None:
+    desk = Desk("a")
+    announced: list[Announce] = []
+    desk.feeding.listen_with(announced.append)
+    desk.source.topics[0].append("a")
+    assert (desk.feeding.ends(), announced) == ({0: 2}, [])
+    taker = Taker()
+    desk.begin(taker, "a", at=2)
+    assert announced == [desk.feeding.announce_from_thread]
+    desk.commit("a")
+    other = Taker()
+    desk.begin(other, "a", at=3)
+    assert (taker.serials, desk.feeding.ends(), len(announced)) == ([2], {0: 3}, 1)
+
+
+def test_a_row_that_is_stored_while_the_first_feed_begins_comes_by_once() -> None:
+    for is_early in (True, False):
+        desk = Desk("a")
+
+        def listen(announce: Announce, desk: Desk = desk, *, is_early: bool = is_early) -> None:
+            if is_early:
+                # It is announced, and it is before the ends that are read afterwards.
+                desk.source.topics[0].append("a")
+                announce(batch_of(0, range(1, 2), ["a"], 2))
+
+        desk.feeding.listen_with(listen)
+        before = desk.feeding.ends()[0]
+        taker = Taker()
+        desk.begin(taker, "a", at=before)
+        desk.shell.run()
+        desk.shell.finish_works()
+        if not is_early:
+            desk.commit("a")
+        assert taker.serials == [1]
