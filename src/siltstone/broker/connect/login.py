@@ -57,7 +57,8 @@ class Login:
     def begin(self, credentials_of: Callable[[str], Credentials]) -> str:
         """Start the login; return the address of the client."""
         broker = self._broker
-        negotiated = agree(self._connect, broker.limits, broker.assigned_id())
+        assigned_id = "" if self._connect.client_id else broker.assigned_id()
+        negotiated = agree(self._connect, broker.limits, assigned_id)
         self._credentials = credentials_of(
             "" if isinstance(negotiated, Reason) else negotiated.client_id
         )

@@ -61,11 +61,12 @@ def agree(connect: Connect, limits: Limits, assigned_id: str) -> Negotiated | Re
         server_keep_alive=None if keep_alive == connect.keep_alive_seconds else keep_alive,
     )
     size_max = asked.maximum_packet_size or _NO_PACKET_LIMIT
-    answer = encode(connect.version, ConnAck(properties=properties))
-    if size_max != _NO_PACKET_LIMIT and len(answer) > size_max:
-        # [MQTT-3.1.2-24]: a client that cannot receive this CONNACK cannot learn the negotiated
-        # values.
-        return Reason.PACKET_TOO_LARGE
+    if size_max != _NO_PACKET_LIMIT:
+        answer = encode(connect.version, ConnAck(properties=properties))
+        if len(answer) > size_max:
+            # [MQTT-3.1.2-24]: a client that cannot receive this CONNACK cannot learn the
+            # negotiated values.
+            return Reason.PACKET_TOO_LARGE
     return Negotiated(
         client_id=client_id,
         keep_alive_seconds=keep_alive,
