@@ -65,6 +65,10 @@ LEGAL: Final[Mapping[State, tuple[type[Packet], ...]]] = {
 }
 
 
+# A tuple: compiled code would build a union of the types at each call.
+_LAST: Final = (PeerError, Disconnect)
+
+
 class ServerConnection:
     """The receiving end of one connection."""
 
@@ -135,7 +139,7 @@ class ServerConnection:
                 event = item
                 if self._splitter.refused_connect:
                     self.version = _version_of(self._splitter.refused_connect)
-            if isinstance(event, PeerError | Disconnect):
+            if isinstance(event, _LAST):
                 self.state = State.CLOSED
                 yield event
                 return

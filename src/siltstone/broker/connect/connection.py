@@ -53,6 +53,8 @@ from siltstone.session.session import Session
 CONNECT_SIZE_MAX: Final = 6 * 65_536
 # Packets of one client that are processed in a turn; consecutive messages count as one.
 _TURN_EVENTS: Final = 256
+# A tuple: compiled code would build a union of the types at each call.
+_COSTLY: Final = (Subscribe, Unsubscribe)
 _PINGRESP: Final = encode(Version.V5, PingResp())
 _NOWHERE: Final = Nowhere()
 
@@ -265,7 +267,7 @@ class ClientConnection:
                 case _:
                     self._packet(event)
             # The filters of one packet may cost as much as many messages.
-            if left == 0 or isinstance(event, Subscribe | Unsubscribe):
+            if left == 0 or isinstance(event, _COSTLY):
                 self._unread = events
                 self.stop()
                 if self._requests is None or not self._requests.is_busy:
