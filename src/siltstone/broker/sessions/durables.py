@@ -28,6 +28,7 @@ from siltstone.clock import Clock
 from siltstone.errors import OutcomeUnknownError, SiltstoneError
 from siltstone.guard import contain, contain_with
 from siltstone.logs import log
+from siltstone.session.archive.owned.joint import JointSaves
 from siltstone.session.archive.owned.session import OwnedSession
 from siltstone.session.archive.records import SavedSession, SavedWill
 from siltstone.session.archive.store import SessionArchive
@@ -461,9 +462,11 @@ class Durables:
         part = self._moved[self._part]
         moved = part[:]
         part.clear()
+        joint = JointSaves()
         for session in moved:
             if self.sessions.get(session.client_id) is session:
-                contain(partial(self._look_after, session))
+                contain(partial(self._look_after, session, joint))
+        contain(joint.submit)
         self._turns_due += len(self._rota) / _ROUND_PARTS
         while self._turns_due >= 1 and self._rota:
             self._turns_due -= 1
@@ -476,7 +479,7 @@ class Durables:
         self._later(_LOOK_SECONDS, self._look)
         self.turns.look()
 
-    def _look_after(self, session: Session) -> None:
+    def _look_after(self, session: Session, joint: JointSaves) -> None:
         durable = _durable(session)
         self.looks += 1
         # Set this first: the following calls may move the session again.
@@ -485,7 +488,7 @@ class Durables:
         if dropped != durable.owned.dropped:
             durable.owned.put_meta(dropped=dropped)
             durable.save()
-        durable.save_progress()
+        durable.save_progress(joint)
         if durable.feed is not None and durable.feed.has_caught_up():
             self._miss_no_more(session.client_id)
         if durable.is_finished():

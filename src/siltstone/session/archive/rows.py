@@ -8,7 +8,6 @@ The new owner therefore never has to retry.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from heapq import merge
 from typing import Final
 
@@ -19,9 +18,23 @@ from siltstone.store.keyvalue import KeyValueDatabase
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.operations import COMMIT_SERIAL, count_in
+from siltstone.store.tx.transaction import Transaction
 
 # How many times another process may create the key between the drop and the creation.
 _ATTEMPTS: Final = 10
+
+
+class _Begin:
+    """Begins transactions on one shard."""
+
+    __slots__ = ("_database", "shard")
+
+    def __init__(self, database: KeyValueDatabase, shard: int) -> None:
+        self._database = database
+        self.shard = shard
+
+    def __call__(self) -> Transaction:
+        return self._database.transaction(shard=self.shard, timeout=0.0)
 
 
 class ArchiveRows:
@@ -32,8 +45,7 @@ class ArchiveRows:
 
     def begin(self, key: str) -> Begin:
         """Return the function that begins transactions for the owner of a key; they do not wait."""
-        shard = self._database.shard_of(key)
-        return partial(self._database.transaction, shard=shard, timeout=0.0)
+        return _Begin(self._database, self._database.shard_of(key))
 
     def fence(self, key: str, *, owner_topic: str, state_topic: str) -> CommitTicket:
         """Begin to take the session or group of these topics; the commit fails if it is missing."""

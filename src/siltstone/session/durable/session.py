@@ -17,6 +17,7 @@ from siltstone.mqtt.packets import Subscription
 from siltstone.mqtt.publish import NO_EXPIRY, expiry_of
 from siltstone.rows.batch import DUP
 from siltstone.rows.stored import StoredBatch
+from siltstone.session.archive.owned.joint import JointSaves
 from siltstone.session.archive.owned.session import OwnedSession
 from siltstone.session.archive.records import (
     NOT_STORED,
@@ -88,6 +89,8 @@ class Durable:
         self.is_lost = False
         self.when_lost: Callable[[Exception], None] | None = None
         self._asked = False
+        # The saves of other sessions, with which the next save is submitted.
+        self._joint: JointSaves | None = None
         self._dropped_before = owned.dropped
         self._extras: set[int] = set()
         self._saved_traffic = (0, 0)
@@ -323,11 +326,15 @@ class Durable:
         self.owned.put_received(self.inbound.records())
         self.keeper.save(then)
 
-    def save_progress(self) -> None:
-        """Save the messages sent and acknowledged since the last save, if there are any."""
+    def save_progress(self, joint: JointSaves | None = None) -> None:
+        """Save the messages sent and acknowledged since the last save, if there are any; together
+        with other sessions if `joint` is given.
+        """
         self._look()
         if self.progress.changed or self._traffic() != self._saved_traffic:
+            self._joint = joint
             self.keeper.save()
+            self._joint = None
 
     def save_passed(self) -> None:
         """Save the position if unwanted rows moved it far enough. Call this at intervals."""
@@ -396,6 +403,9 @@ class Durable:
         self._asked = False
         self._saved[0].extend(unsaved)
         self._saved[1].extend(releases)
+        joint, self._joint = self._joint, None
+        if joint is not None:
+            return self.owned.save_jointly(joint, self._soon)
         return self.owned.save_in_parts(self._soon)
 
     def put_progress(self) -> None:

@@ -18,19 +18,28 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from siltstone.errors import UsageError
 from siltstone.session.archive.index import NO_INDEX, Index, gone, moving
+from siltstone.session.archive.owned.joint import JointSaves, JointTicket
 from siltstone.session.archive.owned.parts import CommitInParts, Soon
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.transaction import Transaction
 
-# Begins a transaction on the shard of the rows.
-Begin = Callable[[], Transaction]
-# A submitted change, or one that is being prepared.
-Submitted = CommitTicket | CommitInParts
+# A submitted change, one that is being prepared, or one that is submitted with others.
+Submitted = CommitTicket | CommitInParts | JointTicket
 
 T = TypeVar("T", bound=Submitted)
 _END: Final = object()
 # The number of rows in one part of a preparation.
 _ROWS_AT_ONCE: Final = 200
+
+
+class Begin(Protocol):
+    """Begins transactions on the shard of the rows."""
+
+    shard: int
+
+    def __call__(self) -> Transaction:
+        """Begin a transaction; its commit does not wait."""
+        ...
 
 
 class StoredState(NamedTuple):
@@ -147,6 +156,31 @@ class OwnedRows:
         """
         return self._save(partial(self._prepare, soon))
 
+    def save_jointly(self, joint: JointSaves, soon: Soon) -> Submitted | None:
+        """Do the same as `save_later`, in one transaction with the saves of other owners, which is
+        submitted with `joint`. What changes the state or the index is saved alone and in parts.
+        """
+        self._complete_parts()
+        self._settle()
+        touched = self._touched
+        if not touched or not all(map(self._content.is_plain, touched)):
+            return self.save_in_parts(soon)
+        self._check_kept()
+        rows = {topic: self._content.row(topic) for topic in touched}
+        size_bytes = sum(len(value) for value in rows.values() if value is not None)
+        ticket = joint.join(self._begin.shard, self._begin, size_bytes)
+        tx = ticket.transaction
+        tx.require_owner(self._owner_topic, self.serial)
+        for topic, value in rows.items():
+            if value is None:
+                tx.delete(topic)
+            else:
+                tx.write(topic, value)
+        self._touched = {}
+        stored = self._stored
+        self._saves.append(_Save(ticket, touched, stored, self._chain, indexed=False))
+        return ticket
+
     def drop_later(self) -> CommitTicket:
         """Begin to delete everything: all rows, the state, the owner and the index."""
         tx = self._beginning()
@@ -252,12 +286,16 @@ class OwnedRows:
         yield from moving(tx, stored.found, NO_INDEX)
 
     def _owning(self) -> Transaction:
-        dropping = self._dropping
-        if dropping is not None and not (dropping.done and dropping.error is not None):
-            raise UsageError("the session or share group was dropped, so it cannot be saved")
+        self._check_kept()
         tx = self._begin()
         tx.require_owner(self._owner_topic, self.serial)
         return tx
+
+    def _check_kept(self) -> None:
+        """Raise UsageError if everything was deleted, or soon is."""
+        dropping = self._dropping
+        if dropping is not None and not (dropping.done and dropping.error is not None):
+            raise UsageError("the session or share group was dropped, so it cannot be saved")
 
 
 def _at_once(tx: Transaction, changes: Iterator[None]) -> CommitTicket:
@@ -306,6 +344,14 @@ class Owned:
         part of it; then the ticket also has the errors that `save_later` raises.
         """
         return self._rows.save_in_parts(soon)
+
+    def save_jointly(self, joint: JointSaves, soon: Soon) -> Submitted | None:
+        """Do the same as `save_in_parts`, together with other owners if only the progress changed.
+
+        It is submitted with `joint`. If one of the owners has lost its session, the ticket has a
+        RetryError, and nothing is stored.
+        """
+        return self._rows.save_jointly(joint, soon)
 
     def save(self) -> None:
         """Store the changes and wait. Raises: what save_later and the commit raise."""
