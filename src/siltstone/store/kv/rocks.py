@@ -164,7 +164,9 @@ class RocksView:
 
     def _item(self, key: bytes, *, before: bool) -> Item | None:
         """Return the first item from a key on, or the last item before it."""
-        iterator = self._iterator()
+        iterator = self._iterators.get(self._number)
+        if iterator is None:
+            iterator = self._iterator()
         # Each transaction calls this twice, and a context manager costs more than the search.
         try:
             if before:
@@ -253,16 +255,25 @@ class RocksEngine:
             self._cover()
 
     def get(self, family: str, key: bytes) -> bytes | None:
-        table = self._table(family)
-        with self._reading:
+        table = self._tables.get(family)
+        if table is None:
+            table = self._table(family)
+        # No context manager, as in `RocksView`: each save of a session calls this.
+        try:
             value: bytes | None = table.get(key)
+        except Exception as exc:
+            raise translate(exc, self._reading.operation, self._path) from exc
         return value
 
     def view(self, family: str) -> RocksView:
-        table = self._table(family)
+        table = self._tables.get(family)
+        if table is None:
+            table = self._table(family)
         number = next(self._numbers)
-        with self._reading:
+        try:
             self._iterators[number] = table.iter()
+        except Exception as exc:
+            raise translate(exc, self._reading.operation, self._path) from exc
         return RocksView(self._iterators, number, self._reading)
 
     def write(self, changes: Changes) -> None:

@@ -34,6 +34,9 @@ class KeyValueLayout:
         self._clock = clock
         self._keep = keep
         self._kept_at = clock.monotonic()
+        # The last settings that were looked at, and whether they have limits.
+        self._seen: KeyValueSettings | None = None
+        self._limited = False
         # Set if all sites of a cluster share the shard.
         self.shared: SharedCommits | None = None
 
@@ -74,18 +77,25 @@ class KeyValueLayout:
 
     def idle_seconds(self) -> float | None:
         """Return the seconds without work after which `look_after` is due; None means never."""
-        has_limits = self._keep is not None and self.committer.settings.has_limits
-        return _KEEP_SECONDS if has_limits else None
+        return _KEEP_SECONDS if self._has_limits() else None
 
     def look_after(self) -> None:
         """Turn over and drop generations that are due, at most once a second."""
-        if self._keep is None or not self.committer.settings.has_limits:
+        if self._keep is None or not self._has_limits():
             return
         now = self._clock.monotonic()
         if now - self._kept_at < _KEEP_SECONDS:
             return
         self._kept_at = now
         self._keep()
+
+    def _has_limits(self) -> bool:
+        """Return whether generations must be looked after; asked for each group."""
+        settings = self.committer.settings
+        if settings is not self._seen:
+            self._seen = settings
+            self._limited = self._keep is not None and settings.has_limits
+        return self._limited
 
     def release(self) -> SiltstoneError | None:
         """Do nothing: the engine belongs to the database."""
