@@ -259,9 +259,10 @@ def broker_process(
     *,
     listeners: Mapping[str, Listener] = PLAIN,
     settings: Settings | None = None,
+    command: Sequence[str] = COMMAND,
 ) -> Iterator[BrokerProcess]:
     """Run a broker; stop it at the end, unless the test has stopped it."""
-    broker = BrokerProcess(data, listeners=listeners, settings=settings)
+    broker = BrokerProcess(data, listeners=listeners, settings=settings, command=command)
     try:
         broker.start()
         yield broker

@@ -643,12 +643,13 @@ class Shards:
 
     def _look_after(self, number: int) -> None:
         """Seal a slab that is due, and from time to time drop the slabs that are due."""
+        settings = self.manifest.settings
+        # First, because this is called after each flush, and most databases have no limits.
+        if not ends_generations(settings) and settings.reclaim == "none":
+            return
         queue = self._leaders[number].opened
         if queue is None or self._leaders[number].role is not Role.LEADER:
             # The shard is still being opened, or it is being closed; or another site decides.
-            return
-        settings = self.manifest.settings
-        if not ends_generations(settings) and settings.reclaim == "none":
             return
         size_bytes = queue.committer.size_bytes()
         turned = due_for_turn(
