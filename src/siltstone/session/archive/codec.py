@@ -74,6 +74,8 @@ _SESSION: Final = struct.Struct(">BBIQQQ")
 _WHEN: Final = struct.Struct(">BBIQ")
 _OPTIONS: Final = struct.Struct(">BI")
 _MESSAGE: Final = struct.Struct(">HBQ")
+# A progress with one place, and without ranges and messages in flight.
+_PLAIN_PROGRESS: Final = struct.Struct(">BHIIQII")
 _GROUP: Final = struct.Struct(">IQBQ")
 
 
@@ -195,6 +197,11 @@ def encode_progress(progress: SavedProgress) -> bytes:
     """Return the row of the progress of a session or group."""
     inflight = progress.inflight
     count = len(inflight)
+    places = progress.position.serials
+    if not count and not progress.done and len(places) == 1:
+        # Of a session of one shard that has acknowledged everything; each of them is saved soon.
+        ((shard, serial),) = places.items()
+        return _packed(_PLAIN_PROGRESS, VERSION, progress.next_packet_id, 1, shard, serial, 0, 0)
     tail = _NONE
     if count:
         ids, shards, serials, flags = zip(*inflight, strict=True)

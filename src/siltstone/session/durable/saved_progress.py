@@ -27,8 +27,11 @@ def position_of(progress: SessionProgress) -> Position:
 
 def done_of(progress: SessionProgress) -> tuple[SerialRange, ...]:
     """Return the rows after the position that are done; adjacent serials form one range."""
+    done = progress.done()
+    if not done:
+        return ()
     ranges: list[SerialRange] = []
-    for shard, serials in sorted(progress.done().items()):
+    for shard, serials in sorted(done.items()):
         for serial in serials:
             if ranges and ranges[-1].shard == shard and ranges[-1].stop == serial:
                 ranges[-1] = ranges[-1]._replace(stop=serial + 1)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from siltstone.errors import OutcomeUnknownError, RetryError, SiltstoneError
-from siltstone.guard import contain
+from siltstone.guard import contain, contain_with
 
 Act = Callable[[], None]
 # The delay before a failed save is tried again.
@@ -87,8 +87,10 @@ class SaveScheduler:
         self._is_saving = True
         self._is_wanted = False
         waiting, self._waiting = self._waiting, []
-        mistake = OutcomeUnknownError("internal error: see the log of the broker")
-        contain(partial(self._hand_over, waiting), partial(self._end, waiting, mistake))
+        contain_with(self._hand_over, waiting, partial(self._mistaken, waiting))
+
+    def _mistaken(self, waiting: list[Act]) -> None:
+        self._end(waiting, OutcomeUnknownError("internal error: see the log of the broker"))
 
     def _hand_over(self, waiting: list[Act]) -> None:
         try:

@@ -291,7 +291,10 @@ class Durable:
         return bool(self._unfinished) and not self._awaits_rows()
 
     def _awaits_rows(self) -> bool:
-        return any(lane.sent_before for lane in self.progress.lanes.values())
+        for lane in self.progress.lanes.values():  # noqa: SIM110 - each save asks it
+            if lane.sent_before:
+                return True
+        return False
 
     def narrow(self) -> None:
         """Drop waiting rows that no subscription wants any more.
@@ -415,7 +418,10 @@ class Durable:
         self._saved_traffic = self._traffic()
         inflight: list[SavedInflight] = []
         extras: dict[int, SavedMessage] = {}
-        for delivery in [*self.outbox.deliveries(), *self.outbox.waiting()]:
+        outbox = self.outbox
+        # Most sessions have acknowledged everything.
+        has_messages = outbox.inflight or outbox.queued
+        for delivery in [*outbox.deliveries(), *outbox.waiting()] if has_messages else ():
             packet_id = delivery.packet_id
             if packet_id == 0:
                 continue
@@ -433,13 +439,15 @@ class Durable:
                 inflight.append(SavedInflight(packet_id, NOT_STORED, 0, flags))
                 extras[packet_id] = self._saved_message(delivery)
         for lane in self.progress.lanes.values():
-            inflight.extend(lane.sent_before.values())
-        self._put_extras(extras)
+            if lane.sent_before:
+                inflight.extend(lane.sent_before.values())
+        if extras or self._extras:
+            self._put_extras(extras)
         self.owned.put_progress(
             position=position_of(self.progress),
             done=done_of(self.progress),
             inflight=tuple(inflight),
-            next_packet_id=self.outbox.last_packet_id,
+            next_packet_id=outbox.last_packet_id,
         )
 
     def _put_extras(self, extras: Mapping[int, SavedMessage]) -> None:

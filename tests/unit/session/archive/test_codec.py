@@ -133,3 +133,13 @@ def test_numbers_that_do_not_fit_are_an_error_of_the_call() -> None:
         encode_received((SavedReceived(65_536),))
     with pytest.raises(UsageError, match="out of range"):
         encode_progress(PROGRESS._replace(position=Position({0: LATEST})))
+
+
+def test_the_progress_of_one_shard_without_messages_is_encoded_as_every_other_one() -> None:
+    progress = SavedProgress(Position({3: 1 << 40}), next_packet_id=7)
+    # The version, the packet id, one place, no ranges, no messages in flight.
+    data = bytes.fromhex("01 0007 00000001 00000003 0000010000000000 00000000 00000000")
+    assert encode_progress(progress) == data
+    assert decode_progress(data) == progress
+    with pytest.raises(UsageError, match="out of range"):
+        encode_progress(progress._replace(next_packet_id=1 << 16))

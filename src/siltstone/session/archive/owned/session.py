@@ -202,7 +202,9 @@ class OwnedSession(Owned):
         next_packet_id: int = 1,
     ) -> None:
         """Set the progress of the session; it stays in its database."""
-        progress = SavedProgress(Position(position.serials), done, inflight, next_packet_id)
+        if position.identity is not None:
+            position = Position(position.serials)
+        progress = SavedProgress(position, done, inflight, next_packet_id)
         if progress != self._content.progress:
             self._content.progress = progress
             self._rows.touch(self._content.keys.progress)
