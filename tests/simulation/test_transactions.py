@@ -25,6 +25,7 @@ def test_the_runs_contain_what_they_are_about() -> None:
         seen += run(seed).seen
     kinds = ("count", "require", "blind", "read")
     wanted = {f"committed {kind}" for kind in kinds} | {
+        "answered again",
         "confirmed",
         "conflict",
         "crash",

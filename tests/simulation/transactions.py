@@ -36,7 +36,12 @@ from siltstone.store.shard.replicated.kv.calls import (
     encode_answer,
     encode_ask,
 )
-from siltstone.store.shard.replicated.kv.router import Answer, CommitRouter
+from siltstone.store.shard.replicated.kv.router import (
+    Answer,
+    CommitRouter,
+    answer_of,
+    unstored_of,
+)
 from siltstone.store.shard.replicated.port import NotLeaderError
 from siltstone.store.tx.commit.attempts import Admissions, Attempt, StoredAttempt
 from siltstone.store.tx.commit.conflicts import ReadRange
@@ -71,6 +76,8 @@ KEYS = (b"k", b"l")
 TRANSACTIONS = 6
 # Turns after which a client waits no more.
 PATIENCE = 40
+# After this time a site takes a call for lost.
+CALL_US = 400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +197,7 @@ class TransactionSite(Site):
         for _copy in range(copies):
             if self.has_network and not world.is_lost():
                 world.after(world.delay(), lambda: target.take(call, self.name, then))
+        world.after(CALL_US, lambda: then(None))
 
     def take(self, call: bytes, sender: str, then: Callable[[bytes | None], None]) -> None:
         world = self.transactions
@@ -213,11 +221,22 @@ class TransactionSite(Site):
     ) -> None:
         is_ours = attempt.term == self.admissions.term
         is_new = self.admissions.admit(attempt)
+        before = self.admissions.answered(attempt)
+
+        def tell(answer: Answer) -> None:
+            unstored = unstored_of(answer)
+            if unstored is not None:
+                self.admissions.answer(attempt, unstored)
+            then(answer)
+
         if not is_ours:
             then(NotLeaderError("another term"))
         elif is_new:
-            self.calls.append((attempt, operations, then))
+            self.calls.append((attempt, operations, tell))
             self.world.after(0, self.serve)
+        elif before is not None:
+            self.world.seen["answered again"] += 1
+            then(answer_of(before))
 
     def serve(self) -> None:
         super().serve()

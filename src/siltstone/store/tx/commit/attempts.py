@@ -1,11 +1,13 @@
 """The attempts to commit transactions at the leader of a replicated shard, at both ends.
 
-Each site has one sender for each shard. It numbers its attempts and sends each one once, to the
-site that leads a term. The record that stores a transaction names the attempt, so every site learns
-from the shared log which attempts were stored.
+Each site has one sender for each shard. It numbers its attempts and sends each one to the site that
+leads a term, again if there is no answer. The record that stores a transaction names the attempt,
+so every site learns from the shared log which attempts were stored. The leader remembers the answers
+to attempts that are not stored, and gives them again to copies of these attempts.
 
 Invariants:
 - an attempt is admitted at most once, only in its term, and never after it was refused;
+- such an answer is remembered until the sender says that the attempt has ended, or the term ends;
 - an attempt was stored if and only if its record counted. If a higher term counted before that, it
   was not stored, and never will be;
 - once a leader takes a later attempt, it never takes an attempt that the sender gave up before. So
@@ -18,9 +20,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from siltstone.errors import RetryError, SiltstoneError
+
 # Each attempt names the given-up attempts above the oldest open one, at most this many. A sender
 # that has this many begins no other attempt.
 GIVEN_UP_MAX: Final = 1000
+# The number of answers that a leader remembers for each sender.
+ANSWERS_MAX: Final = 1000
+
+# The answer to an attempt that is not stored: why it was refused, or the serial with which an
+# earlier attempt with the same transaction id was committed.
+Unstored = SiltstoneError | int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +114,13 @@ class AttemptSender:
 class _Known:
     """The attempts of one sender, as a leader knows them."""
 
-    __slots__ = ("lowest", "taken")
+    __slots__ = ("answers", "lowest", "taken")
 
     def __init__(self) -> None:
         self.lowest = 0
         self.taken: set[int] = set()
+        # The oldest answer is first.
+        self.answers: dict[int, Unstored] = {}
 
 
 class Admissions:
@@ -127,11 +139,28 @@ class Admissions:
         early, self._early = self._early, []
         for attempt in early:
             # Its sender has received a final refusal.
-            self.admit(attempt)
+            if self.admit(attempt):
+                self.answer(attempt, RetryError("the attempt came before its term"))
 
     def size(self) -> int:
         """Return the number of attempts that are remembered."""
         return len(self._early) + sum(len(known.taken) for known in self._known.values())
+
+    def answer(self, attempt: Attempt, answer: Unstored) -> None:
+        """Remember the answer to an attempt that was admitted, and will never be stored."""
+        known = self._known.get(attempt.sender)
+        if attempt.term != self.term or known is None or attempt.number < known.lowest:
+            return
+        known.answers[attempt.number] = answer
+        if len(known.answers) > ANSWERS_MAX:
+            del known.answers[next(iter(known.answers))]
+
+    def answered(self, attempt: Attempt) -> Unstored | None:
+        """Return the answer to an attempt of this term that is not stored; None for no answer."""
+        known = self._known.get(attempt.sender)
+        if attempt.term != self.term or known is None:
+            return None
+        return known.answers.get(attempt.number)
 
     def admit(self, attempt: Attempt) -> bool:
         """Return whether an attempt may be tried: it is of this term, and was not taken before."""
@@ -143,6 +172,8 @@ class Admissions:
         if attempt.lowest > known.lowest:
             known.lowest = attempt.lowest
             known.taken = {number for number in known.taken if number >= known.lowest}
+            kept = [number for number in known.answers if number >= known.lowest]
+            known.answers = {number: known.answers[number] for number in kept}
         known.taken.update([number for number in attempt.given_up if number >= known.lowest])
         if attempt.number < known.lowest or attempt.number in known.taken:
             return False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from siltstone.errors import ConflictError, RetryError
 from siltstone.store.tx.commit.attempts import (
+    ANSWERS_MAX,
     GIVEN_UP_MAX,
     Admissions,
     Attempt,
@@ -72,6 +74,49 @@ def test_a_leader_forgets_the_attempts_that_have_ended() -> None:
         assert admissions.admit(attempt)
         sender.ended(attempt.number)
     assert admissions.size() <= 1
+
+
+def test_an_answer_is_remembered_until_its_attempt_has_ended() -> None:
+    sender, admissions = AttemptSender(NAME), leading(1)
+    first, second = sender.begin(1), sender.begin(1)
+    refusal = ConflictError("late")
+    assert admissions.admit(first)
+    assert admissions.answered(first) is None
+    admissions.answer(first, refusal)
+    assert admissions.admit(second)
+    admissions.answer(second, 7)
+    assert (admissions.answered(first), admissions.answered(second)) == (refusal, 7)
+    sender.ended(first.number)
+    assert admissions.admit(sender.begin(1))
+    assert (admissions.answered(first), admissions.answered(second)) == (None, 7)
+
+
+def test_an_answer_of_another_term_is_not_remembered() -> None:
+    attempt = AttemptSender(NAME).begin(1)
+    admissions = leading(1)
+    assert admissions.admit(attempt)
+    admissions.answer(attempt, 7)
+    admissions.lead(2)
+    assert admissions.answered(attempt) is None
+    admissions.answer(attempt, 7)
+    assert admissions.answered(attempt) is None
+
+
+def test_an_attempt_that_came_before_its_term_is_refused_again() -> None:
+    early, admissions = AttemptSender(NAME).begin(4), leading(2)
+    assert not admissions.admit(early)
+    admissions.lead(4)
+    assert not admissions.admit(early)
+    assert isinstance(admissions.answered(early), RetryError)
+
+
+def test_the_oldest_answers_of_a_sender_are_forgotten() -> None:
+    sender, admissions = AttemptSender(NAME), leading(1)
+    attempts = [sender.begin(1) for _ in range(ANSWERS_MAX + 1)]
+    for attempt in attempts:
+        assert admissions.admit(attempt)
+        admissions.answer(attempt, 7)
+    assert [admissions.answered(each) for each in attempts[:2]] == [None, 7]
 
 
 def test_senders_do_not_disturb_each_other() -> None:

@@ -46,7 +46,12 @@ from siltstone.store.shard.replicated.kv.calls import (
 )
 from siltstone.store.shard.replicated.kv.copying import Exports, check_copied, load
 from siltstone.store.shard.replicated.kv.records import decode_record, encode_record
-from siltstone.store.shard.replicated.kv.router import Answer, CommitRouter
+from siltstone.store.shard.replicated.kv.router import (
+    Answer,
+    CommitRouter,
+    answer_of,
+    unstored_of,
+)
 from siltstone.store.shard.replicated.log import Files, ReplicatedLog
 from siltstone.store.shard.replicated.mark_file import Marked, decode_marked, encode_marked
 from siltstone.store.shard.replicated.payloads import BadPayloadError
@@ -323,13 +328,16 @@ class KeyValueReplica:
         with self._lock:
             is_ours = attempt.term == self._admissions.term
             is_new = self._admissions.admit(attempt)
+            before = None if is_new else self._admissions.answered(attempt)
             if is_new:
                 self._attempts[id(operations)] = attempt
         if not is_ours:
             then(NotLeaderError(f"this site does not lead shard {self.number} in that term"))
             return
         if not is_new:
-            # A copy of a message: the first one gets the answer.
+            # A copy. The first one gets an answer, or has one that was lost.
+            if before is not None:
+                then(answer_of(before))
             return
         ticket = Ticket(0, 1)
         try:
@@ -339,10 +347,12 @@ class KeyValueReplica:
             ticket.resolve(exc, None)
 
         def tell(done: Ticket) -> None:
-            if done.error is None:
-                then(CommittedCall(operations.serial, operations.duplicate))
-                return
-            then(done.error)
+            answer = done.error or CommittedCall(operations.serial, operations.duplicate)
+            unstored = unstored_of(answer)
+            if unstored is not None:
+                with self._lock:
+                    self._admissions.answer(attempt, unstored)
+            then(answer)
 
         ticket.on_done(tell)
 

@@ -1,13 +1,12 @@
 """The way of transactions to the leader of a replicated shard, wherever it is.
 
-Each attempt is sent once. Its outcome is the answer of the leader, or what this site reads in the
-shared log: the record with the attempt, or a term that counted before such a record. So the lost
-answer of a commit does no harm while this site reads the log. A transaction that changes nothing is
-sent again when its answer is lost. If the answer of another refusal is lost, the outcome stays
-unknown until another site leads.
+The outcome of an attempt is the answer of the leader, or what this site reads in the shared log:
+the record with the attempt, or a term that counted before such a record. If the answer is lost, the
+same attempt is sent to the same leader again. The leader takes it once, and remembers the answer if
+there is no record of it. A transaction that changes nothing is sent as a new attempt.
 
 Invariants:
-- a transaction is sent again only if the attempt before it was refused for certain, or if it
+- a transaction gets a new attempt only if the one before it was refused for certain, or if it
   changes nothing;
 - a transaction that nothing waits for any more is not sent again, and its outcome is unknown;
 - the bytes of the waiting transactions are bounded.
@@ -25,7 +24,9 @@ from siltstone.errors import (
     OutcomeUnknownError,
     OverloadedError,
     PoisonedError,
+    PreconditionError,
     RetryError,
+    SiltstoneError,
     UsageError,
 )
 from siltstone.store.shard.replicated.kv.calls import (
@@ -40,7 +41,7 @@ from siltstone.store.shard.replicated.port import (
     Replication,
     UnknownVersionError,
 )
-from siltstone.store.tx.commit.attempts import Attempt, AttemptSender, StoredAttempt
+from siltstone.store.tx.commit.attempts import Attempt, AttemptSender, StoredAttempt, Unstored
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.operations import ANY_GENERATION, NO_ID, Operations
 
@@ -56,12 +57,15 @@ CALL_BYTES_MAX: Final = 32 * 1024 * 1024
 class _Waiting:
     """A transaction without an outcome. `number` is its attempt, 0 if none is under way."""
 
-    __slots__ = ("is_lost", "number", "operations", "ticket")
+    __slots__ = ("attempt", "is_lost", "is_unanswered", "number", "operations", "ticket")
 
     def __init__(self, operations: Operations, ticket: CommitTicket) -> None:
         self.operations = operations
         self.ticket = ticket
         self.number = 0
+        self.attempt: Attempt | None = None
+        # Whether the answer to the attempt was lost: it is sent again.
+        self.is_unanswered = False
         # Whether an attempt of it may have been stored in a part of the log that was not read.
         self.is_lost = False
 
@@ -136,7 +140,9 @@ class CommitRouter:
                 # It was refused for certain: the new leader decides.
                 self._again(self._sent[number])
             for waiting in list(self._waiting.values()):
-                if not waiting.number and not self._send(waiting):
+                if waiting.is_unanswered:
+                    self._repeat(waiting)
+                elif not waiting.number and not self._send(waiting):
                     break
 
     def counted(self, stored: Iterable[StoredAttempt]) -> None:
@@ -226,6 +232,29 @@ class CommitRouter:
     def _again(self, waiting: _Waiting) -> None:
         self._sent.pop(waiting.number, None)
         waiting.number = 0
+        waiting.is_unanswered = False
+
+    def _repeat(self, waiting: _Waiting) -> None:
+        """Send the same attempt again, to the leader of the same term."""
+        view, attempt = self._log.view, waiting.attempt
+        if attempt is None or view.term != attempt.term or view.leader in ("", self._cluster.site):
+            return
+        waiting.is_unanswered = False
+        self._call(view.leader, attempt, waiting.operations)
+
+    def _call(self, leader: str, attempt: Attempt, operations: Operations) -> None:
+        """Send an attempt to another site."""
+        then = partial(self._answered, attempt.number)
+        call = encode_commit(attempt, operations)
+        if len(call) <= CALL_BYTES_MAX:
+            self._cluster.send(self._log, leader, call, partial(_told, then))
+            return
+        then(
+            UsageError(
+                f"the transaction is too large for another site, split it: "
+                f"size_bytes={len(call)} max={CALL_BYTES_MAX}"
+            )
+        )
 
     def _send(self, waiting: _Waiting) -> bool:
         """Send a transaction to the leader; return False if none can be sent now."""
@@ -235,23 +264,14 @@ class CommitRouter:
         if self._sender.is_full():
             return False
         attempt = self._sender.begin(view.term)
-        waiting.number = attempt.number
+        waiting.number, waiting.attempt = attempt.number, attempt
         self._sent[attempt.number] = waiting
-        then = partial(self._answered, attempt.number)
         if view.leads:
+            then = partial(self._answered, attempt.number)
             # A later attempt may be committed elsewhere before this one is refused.
             self._commit_here(attempt, waiting.operations.copied(), then)
-            return True
-        call = encode_commit(attempt, waiting.operations)
-        if len(call) > CALL_BYTES_MAX:
-            then(
-                UsageError(
-                    f"the transaction is too large for another site, split it: "
-                    f"size_bytes={len(call)} max={CALL_BYTES_MAX}"
-                )
-            )
         else:
-            self._cluster.send(self._log, view.leader, call, partial(_told, then))
+            self._call(view.leader, attempt, waiting.operations)
         return True
 
     def _answered(self, number: int, answer: Answer) -> None:
@@ -260,10 +280,12 @@ class CommitRouter:
             if waiting is None:
                 return
             if answer is None or isinstance(answer, OutcomeUnknownError | ClosedError):
-                # The shared log tells what became of it, if it changed something.
                 if waiting.operations.changes_nothing():
                     self._sender.ended(number)
                     self._again(waiting)
+                else:
+                    # The shared log has its record, or the leader knows why there is none.
+                    waiting.is_unanswered = True
                 return
             if isinstance(answer, PoisonedError) and not self._log.view.leads:
                 # That site is broken. The record may have counted.
@@ -275,6 +297,24 @@ class CommitRouter:
                 return
             self._remove(waiting)
         _settle(waiting, answer)
+
+
+def unstored_of(answer: Answer) -> Unstored | None:
+    """Return what the leader remembers of an answer: None if the attempt is stored, or may be."""
+    match answer:
+        case CommittedCall():
+            return answer.serial if answer.duplicate else None
+        case ClosedError():
+            return None
+        case RetryError() | PreconditionError() | UsageError():
+            return answer
+        case _:
+            return None
+
+
+def answer_of(unstored: Unstored) -> CommittedCall | SiltstoneError:
+    """Return the answer to a copy of an attempt that is not stored."""
+    return CommittedCall(unstored, duplicate=True) if isinstance(unstored, int) else unstored
 
 
 def _settle(waiting: _Waiting, answer: CommittedCall | Exception) -> None:

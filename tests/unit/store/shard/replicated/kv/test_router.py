@@ -6,14 +6,28 @@ from typing import cast
 
 import pytest
 
-from siltstone.errors import ConflictError, OutcomeUnknownError, OverloadedError
+from siltstone.errors import (
+    ClosedError,
+    ConflictError,
+    OutcomeUnknownError,
+    OverloadedError,
+    PoisonedError,
+    PreconditionError,
+    SiltstoneError,
+    UsageError,
+)
 from siltstone.store.shard.replicated.kv.calls import (
     CommittedCall,
     decode_ask,
     decode_commit,
     encode_answer,
 )
-from siltstone.store.shard.replicated.kv.router import Answer, CommitRouter
+from siltstone.store.shard.replicated.kv.router import (
+    Answer,
+    CommitRouter,
+    answer_of,
+    unstored_of,
+)
 from siltstone.store.shard.replicated.log import ReplicatedLog
 from siltstone.store.shard.replicated.port import LogView, NotLeaderError, Replication
 from siltstone.store.tx.commit.attempts import GIVEN_UP_MAX, Attempt, StoredAttempt
@@ -94,15 +108,66 @@ def test_a_question_whose_answer_is_lost_is_sent_again() -> None:
         ticket.wait(0)
 
 
-def test_a_commit_whose_answer_is_lost_is_not_sent_again_in_its_term() -> None:
+def test_a_commit_whose_answer_is_lost_is_sent_again_as_the_same_attempt() -> None:
+    desk = Desk()
+    desk.view = desk.led_by("b")
+    ticket = desk.submit(writes=True)
+    desk.router.look()
+    assert len(desk.sent) == 1
+    desk.sent[0][1](None)
+    desk.router.look()
+    desk.router.look()
+    first, second = (attempt for attempt, _ in desk.sent)
+    assert first == second
+    desk.router.counted([StoredAttempt(SENDER, 1, 5)])
+    assert ticket.serial == 5
+
+
+def test_a_refusal_whose_answer_is_lost_is_asked_for_again() -> None:
     desk = Desk()
     desk.view = desk.led_by("b")
     ticket = desk.submit(writes=True)
     desk.sent[0][1](None)
     desk.router.look()
+    desk.sent[1][1](encode_answer(ConflictError("too late")))
+    with pytest.raises(ConflictError):
+        ticket.wait(0)
+
+
+def test_a_commit_without_an_answer_is_a_new_attempt_in_a_later_term() -> None:
+    desk = Desk()
+    desk.view = desk.led_by("b")
+    desk.submit(writes=True)
+    desk.sent[0][1](None)
+    desk.view = desk.led_by("", term=1)
+    desk.router.look()
     assert len(desk.sent) == 1
-    desk.router.counted([StoredAttempt(SENDER, 1, 5)])
-    assert ticket.serial == 5
+    desk.view = desk.led_by("c", term=2)
+    desk.router.look()
+    assert [(attempt.number, attempt.term) for attempt, _ in desk.sent] == [(1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "remembered"),
+    [
+        (CommittedCall(7, duplicate=False), None),
+        (CommittedCall(7, duplicate=True), 7),
+        (ClosedError("closed"), None),
+        (OutcomeUnknownError("unknown"), None),
+        (PoisonedError("poisoned"), None),
+    ],
+)
+def test_a_leader_remembers_the_answers_to_what_it_has_not_stored(
+    answer: Answer, remembered: int | None
+) -> None:
+    assert unstored_of(answer) == remembered
+
+
+@pytest.mark.parametrize("refusal", [ConflictError("late"), PreconditionError(()), UsageError("x")])
+def test_a_leader_remembers_refusals(refusal: SiltstoneError) -> None:
+    assert unstored_of(refusal) is refusal
+    assert answer_of(refusal) is refusal
+    assert answer_of(7) == CommittedCall(7, duplicate=True)
 
 
 def test_a_closed_router_takes_records_and_terms_without_harm() -> None:
