@@ -13,10 +13,12 @@ from siltstone.cluster.certificates import SiteCertificates
 from siltstone.cluster.nats_process import USER, NatsProcess
 from siltstone.cluster.registry import BUCKET, ClusterRegistry
 from siltstone.cluster.settings import Address, SiteSettings
-from siltstone.cluster.shared_log import NatsConnection, ask
-from siltstone.errors import UsageError
+from siltstone.cluster.shared_log import NatsConnection, ask, stream_of
+from siltstone.errors import RetryError, UsageError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.store.slab.settings import DatabaseSettings
+from siltstone.store.tx.settings import KeyValueSettings
+from siltstone.store.writer.replication.messages import LogIdentity
 from siltstone.store.writer.replication.sites.membership import ShardSites
 from tests.support.ports import free_port
 
@@ -69,6 +71,7 @@ async def _read(directory: Path) -> None:
             assert await registry.databases() == ["one", "two"]
             assert await registry.sites() == {}
         await check_placed(registry)
+        await check_dropped(registry, client)
         info = await ask(client, f"STREAM.INFO.KV_{BUCKET}")
         assert info["state"]["consumer_count"] == 0
         with pytest.raises(UsageError, match="used by the cluster 'plant'"):
@@ -86,3 +89,34 @@ async def check_placed(registry: ClusterRegistry) -> None:
     assert await registry.place("silt_one_0_e1", first, 0)
     assert await registry.place("silt_two_0_e1", second, 0)
     assert await registry.placed() == frozenset("abc")
+
+
+async def check_dropped(registry: ClusterRegistry, client: Client) -> None:
+    """Check that a database that was dropped leaves nothing but its identity."""
+    settings = KeyValueSettings(backend="replicated", timed=False, shards=2)
+    streams = await stream_names(client)
+    former = await registry.found("kv/stock", settings)
+    stream = stream_of(LogIdentity(database=former.identity, shard=1, epoch=1))
+    sites = frozenset("a")
+    assert await registry.place(stream, ShardSites(replicas=sites, insync=sites), 0)
+    await registry.drop(former)
+    await registry.drop(former)
+    assert await registry.dropped() == {former.identity}
+    # The name is free when the former database is gone.
+    with pytest.raises(RetryError, match="is being dropped"):
+        await registry.found("kv/stock", settings)
+    assert "kv/stock" not in await registry.databases()
+    assert await registry.placement(stream) == (None, 0)
+    assert await stream_names(client) == streams
+    later = await registry.found("kv/stock", settings)
+    assert later.identity != former.identity
+    # A site that was slow does it again.
+    known = await registry.dropped_database(former.identity)
+    assert known.is_cleared
+    await registry.clear(known)
+    assert await registry.database("kv/stock") is not None
+    assert await registry.dropped() == {former.identity}
+
+
+async def stream_names(client: Client) -> set[str]:
+    return set((await ask(client, "STREAM.NAMES"))["streams"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.errors import ConflictError, OutcomeUnknownError, RetryError
+from siltstone.errors import ConflictError, OutcomeUnknownError, RetryError, SiltstoneError
 from siltstone.manage.connection import RunningKeyValue, connect
 from siltstone.manage.running_transaction import RunningTransaction
 from siltstone.store.tx.settings import KeyValueSettings
@@ -83,6 +83,61 @@ def test_a_transaction_id_is_committed_once_over_a_failover(tmp_path: Path) -> N
             assert (second.duplicate, second.serial) == (True, first.serial)
             assert stock.outcome("order 7") == first.serial
         assert read_count(sites, others[1], encoded=True) == 1
+
+
+def test_a_map_is_dropped_at_all_sites_also_at_one_that_was_away(tmp_path: Path) -> None:
+    with three_sites(tmp_path) as sites:
+        sites.start()
+        create(sites)
+        wait_for_map(sites)
+        put(sites, "b", "t", "former")
+        until(lambda: directories(sites) == list(NAMES), "all sites have it")
+        sites.brokers["c"].kill()
+        sites.kill_nats("c")
+        sites.wait_for_leader_of(SHARD, "a", "b")
+
+        def is_dropped() -> bool:
+            # A server that is being elected does not answer for a moment.
+            done = run_command("kv", "drop", "stock", "--yes", "--data", str(tmp_path / "a"))
+            return done.returncode == 0
+
+        until(is_dropped, "the map is dropped")
+        until(lambda: directories(sites) == ["c"], "the other site drops it")
+        create(sites)
+        sites.wait_for_leader_of(SHARD, "a", "b")
+        put(sites, "b", "t", "later")
+        sites.start("c")
+        wait_for_map(sites)
+        until(lambda: rows_at(sites, "c") == {"t": b"later"}, "the site has the new map only")
+        assert sites.brokers["c"].events("database_not_of_cluster") == []
+        assert [len(sites.brokers[name].events("database_dropped")) for name in "bc"] == [1, 1]
+
+
+def put(sites: Sites, name: str, topic: str, value: str) -> None:
+    def is_done() -> bool:
+        done = run_command(
+            "kv", "put", "stock", topic, value, "--data", str(sites.directory / name)
+        )
+        return done.returncode == 0
+
+    until(is_done, f"{value} is written")
+
+
+def rows_at(sites: Sites, name: str) -> dict[str, bytes]:
+    """Return the rows that a site itself has."""
+    try:
+        with (
+            connect(sites.directory / name) as store,
+            store.keyvalue("stock").transaction() as begun,
+        ):
+            return {row.topic: row.value for row in begun.read("#")}
+    except SiltstoneError:
+        return {}
+
+
+def directories(sites: Sites) -> list[str]:
+    """Return the sites with a directory of the map."""
+    return [name for name in NAMES if (sites.directory / name / "kv" / "stock").exists()]
 
 
 class Tally:

@@ -13,6 +13,7 @@ from pathlib import PurePath
 import pytest
 
 from siltstone.errors import (
+    ClosedError,
     ConflictError,
     DiskError,
     NotFoundError,
@@ -296,6 +297,41 @@ def test_a_commit_whose_answer_is_lost_is_found_in_the_log(three: Three) -> None
     assert write(three.databases["b"], "t", b"1") == 1
     three.settle()
     assert three.rows("b") == {"t": b"1"}
+
+
+def test_a_refusal_whose_answer_is_lost_is_known_without_another_leader(three: Three) -> None:
+    three.lead("a")
+    write(three.databases["a"], "t", b"1")
+    three.settle()
+    b = three.sites["b"]
+    transaction = three.databases["b"].transaction(timeout=PATIENCE)
+    transaction.require_present("t", value=b"2")
+    transaction.write("t", b"3")
+    b.loses_answers = True
+    ticket = transaction.submit()
+    _NEVER.wait(0.05)
+    assert not ticket.done
+    b.loses_answers = False
+    three.nudge()
+    with pytest.raises(PreconditionError):
+        ticket.wait(PATIENCE)
+    assert three.rows("b") == {"t": b"1"}
+
+
+def test_the_lost_answer_for_an_id_that_was_committed_before_is_given_again(three: Three) -> None:
+    three.lead("a")
+    b = three.databases["b"]
+    first = b.transact(lambda begun: begun.add("count", 1), id="order 7")
+    three.sites["b"].loses_answers = True
+    transaction = b.transaction(id="order 7")
+    transaction.add("count", 1)
+    ticket = transaction.submit()
+    _NEVER.wait(0.05)
+    assert not ticket.done
+    three.sites["b"].loses_answers = False
+    three.nudge()
+    ticket.wait(PATIENCE)
+    assert (ticket.serial, ticket.duplicate) == (first.serial, True)
 
 
 def test_what_a_dead_leader_did_not_store_is_committed_by_the_next_one(three: Three) -> None:
@@ -657,9 +693,60 @@ def test_a_database_whose_creation_was_cut_asks_the_cluster_again() -> None:
         assert KEY in site.attached
 
 
-def test_a_replicated_map_is_not_dropped_at_one_site(three: Three) -> None:
-    store = three.stores["a"]
-    with pytest.raises(UsageError, match="only the copy of this site"):
-        store.drop_keyvalue("m")
+def identity_of(database: KeyValueDatabase) -> bytes:
+    return bytes.fromhex(database.origin.text)
+
+
+def test_a_replicated_map_is_dropped_at_all_sites(three: Three) -> None:
     three.lead("a")
-    assert write(three.databases["a"], "t", b"1") == 1
+    write(three.databases["b"], "t", b"1")
+    identity = identity_of(three.databases["b"])
+    three.stores["b"].drop_keyvalue("m")
+    assert three.logs.dropped == {identity}
+    assert three.stores["b"].keyvalue_names() == []
+    # Each other site learns of it, whether it has the database open or not.
+    three.crash("c")
+    c = three.sites["c"] = three.logs.site("c")
+    engine = three.engines["c"].reopened()
+    with c.open(three.files["c"], open_engine=lambda _: engine.reopened()) as store:
+        for name, each in (("a", three.stores["a"]), ("c", store)):
+            assert each.drop_copy("m", identity), name
+            assert not each.drop_copy("m", identity), name
+            assert each.keyvalue_names() == [], name
+    with pytest.raises(ClosedError):
+        three.databases["a"].get("t")
+
+
+def test_a_map_that_was_created_again_is_not_dropped_with_the_former_one(three: Three) -> None:
+    three.lead("a")
+    former = identity_of(three.databases["a"])
+    for name in "abc":
+        three.stores[name].drop_copy("m", former)
+    three.logs.founded.clear()
+    three.logs.messages.clear()
+    three.engines.clear()
+    again = three.databases["a"] = three.stores["a"].keyvalue("m", SETTINGS)
+    assert identity_of(again) != former
+    assert not three.stores["a"].drop_copy("m", former)
+    three.lead("a")
+    write(again, "t", b"2")
+    assert three.rows("a") == {"t": b"2"}
+
+
+def test_a_map_is_not_dropped_while_the_cluster_does_not_answer(three: Three) -> None:
+    three.lead("a")
+    write(three.databases["b"], "t", b"1")
+    three.sites["b"].is_cut = True
+    with pytest.raises(OutcomeUnknownError):
+        three.stores["b"].drop_keyvalue("m")
+    assert three.stores["b"].keyvalue_names() == ["m"]
+    assert three.rows("b") == {"t": b"1"}
+
+
+def test_a_local_map_is_dropped_without_the_cluster() -> None:
+    logs = SharedLogs()
+    with logs.site("a").open(MemoryFileSystem(), open_engine=lambda _: MemoryEngine()) as store:
+        store.keyvalue("own", KeyValueSettings())
+        store.drop_keyvalue("own")
+        assert store.keyvalue_names() == []
+    assert logs.dropped == set()

@@ -45,6 +45,8 @@ class SharedLogs:
         # The messages before it are trimmed.
         self.first = 1
         self.founded: dict[str, Any] = {}
+        # The identities of the databases that were dropped.
+        self.dropped: set[bytes] = set()
         self.sites: dict[str, MemorySite] = {}
         self.epoch = 1
 
@@ -129,6 +131,15 @@ class MemorySite:
                 logs.messages[database, shard] = [encode(Genesis(identity, NONCE))] * 2
             logs.first = 2
         return (NONCE,) * founding.settings.shards
+
+    def drop(self, database: str, identity: bytes) -> None:
+        if self.is_cut:
+            raise OutcomeUnknownError("the cluster does not answer")
+        with self.logs.lock:
+            self.logs.dropped.add(identity)
+            del self.logs.founded[database]
+            for key in [key for key in self.logs.messages if key[0] == database]:
+                del self.logs.messages[key]
 
     def boot(self) -> int:
         return secrets.randbits(63)

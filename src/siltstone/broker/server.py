@@ -136,7 +136,9 @@ def run_server(
                 closing.callback(cluster.stop)
             store = closing.enter_context(open_store(settings.data, clock=clock, cluster=cluster))
             if cluster is not None:
-                cluster.serve(store.ensure, store.keyvalue, store.founding())
+                cluster.serve(
+                    store.ensure, store.keyvalue, store.drop_copy, founding=store.founding()
+                )
                 cluster.start()
                 # Before the store is closed: otherwise the shards are silent for a while.
                 closing.callback(cluster.resign)

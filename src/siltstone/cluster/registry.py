@@ -6,6 +6,9 @@
                     log of each shard; `state` is founding until all streams exist, then ready.
                     While it has `by`, only that site has the rows, and no other one opens it
     kv.<database>   the same for a key-value database
+    dropped.<identity>  the name and shards of a database that was dropped; `state` is dropping until
+                    its entry, its placements and its streams are gone, then dropped. It stays, so
+                    that a site that was away deletes its copy
     site.<site>     the role of a site, and its zone
 
 Streams are created only while a database is being founded. A stream that is missing later is lost,
@@ -32,7 +35,14 @@ from nats.js.errors import (
 from nats.js.kv import KeyValue
 
 from siltstone.clock import Clock
-from siltstone.cluster.shared_log import NatsConnection, ask, found_stream, trim_genesis
+from siltstone.cluster.shared_log import (
+    NatsConnection,
+    ask,
+    found_stream,
+    remove_stream,
+    stream_of,
+    trim_genesis,
+)
 from siltstone.errors import RetryError, SiltstoneError, UsageError
 from siltstone.store.shard.replicated.port import (
     KEYVALUE_PREFIX,
@@ -107,6 +117,35 @@ class Registered:
             is_ready=values["state"] == "ready",
             revision=revision,
             by=values.get("by", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedDatabase:
+    """A replicated database that was dropped in the whole cluster."""
+
+    name: str
+    identity: bytes
+    shards: int
+    # Whether nothing of it is left but the copies of sites that were away.
+    is_cleared: bool
+    revision: int
+
+    def encode(self, *, is_cleared: bool) -> bytes:
+        """Return the bytes of the entry."""
+        state = "dropped" if is_cleared else "dropping"
+        return json.dumps({"name": self.name, "shards": self.shards, "state": state}).encode()
+
+    @classmethod
+    def decode(cls, identity: bytes, data: bytes, revision: int) -> DroppedDatabase:
+        """Return the database that an entry describes."""
+        values = json.loads(data)
+        return cls(
+            name=values["name"],
+            identity=identity,
+            shards=values["shards"],
+            is_cleared=values["state"] == "dropped",
+            revision=revision,
         )
 
 
@@ -211,6 +250,9 @@ class ClusterRegistry:
             raise RetryError(
                 f"site {known.by} begins the logs of {name}: wait until it has finished"
             )
+        if known.identity in await self.dropped():
+            await self.clear(await self.dropped_database(known.identity))
+            raise RetryError(f"the former database {name} is being dropped: wait until it is gone")
         if not known.is_ready:
             await self._found_streams(known)
             await self.finish(known)
@@ -254,6 +296,60 @@ class ClusterRegistry:
             await self.bucket.update(
                 _entry_of(known.name), known.encode(is_ready=True), known.revision
             )
+
+    async def drop(self, known: Registered) -> None:
+        """Decide that a database is dropped; `clear` does the rest. Raises: NatsError."""
+        mine = DroppedDatabase(
+            name=known.name,
+            identity=known.identity,
+            shards=len(known.nonces),
+            is_cleared=False,
+            revision=0,
+        )
+        # It may be dropped at another site at the same time.
+        with suppress(KeyWrongLastSequenceError):
+            await self.bucket.create(
+                _entry_of_dropped(mine.identity), mine.encode(is_cleared=False)
+            )
+
+    async def dropped(self) -> frozenset[bytes]:
+        """Return the identities of all databases that were dropped. Raises: NatsError, ApiError."""
+        return frozenset(map(bytes.fromhex, await self._names("dropped")))
+
+    async def dropped_database(self, identity: bytes) -> DroppedDatabase:
+        """Return a database that was dropped. Raises: NatsError."""
+        entry = await self.bucket.get(_entry_of_dropped(identity))
+        assert entry.value is not None
+        return DroppedDatabase.decode(identity, entry.value, entry.revision or 0)
+
+    async def clear(self, dropped: DroppedDatabase) -> None:
+        """Remove what the cluster has of a database that was dropped: its entry, so that its name
+        is free, its logs and their placements. It may be done again, and by several sites.
+
+        Raises: NatsError, ApiError.
+        """
+        client = self._connection.client
+        known = await self.database(dropped.name)
+        if known is not None and known.identity == dropped.identity:
+            # A later entry of this name belongs to another database, and stays.
+            await self._purge(_entry_of(dropped.name), below=known.revision + 1)
+        for shard in range(dropped.shards):
+            identity = LogIdentity(database=dropped.identity, shard=shard, epoch=self._epoch)
+            await remove_stream(client, identity)
+            await self._purge(f"place.{stream_of(identity)}", below=0)
+        with suppress(KeyWrongLastSequenceError):
+            await self.bucket.update(
+                _entry_of_dropped(dropped.identity),
+                dropped.encode(is_cleared=True),
+                dropped.revision,
+            )
+
+    async def _purge(self, key: str, *, below: int) -> None:
+        """Remove the entries of a key before a revision, all for 0. No marker is left behind."""
+        request: dict[str, Any] = {"filter": f"$KV.{BUCKET}.{key}"}
+        if below:
+            request["seq"] = below
+        await ask(self._connection.client, f"STREAM.PURGE.KV_{BUCKET}", request)
 
     async def placement(self, key: str) -> tuple[ShardSites | None, int]:
         """Return the placement of a shard, and its revision for `place`. Raises: NatsError."""
@@ -339,6 +435,10 @@ def _entry_of(name: str) -> str:
     if name.startswith(KEYVALUE_PREFIX):
         return f"kv.{name.removeprefix(KEYVALUE_PREFIX)}"
     return f"db.{name}"
+
+
+def _entry_of_dropped(identity: bytes) -> str:
+    return f"dropped.{identity.hex()}"
 
 
 def encode_placement(placement: ShardSites) -> bytes:

@@ -135,6 +135,18 @@ async def trim_genesis(client: Client, identity: LogIdentity, nonce: bytes) -> N
     await ask(client, f"STREAM.PURGE.{StreamName.of(identity).stream}", {"seq": 2})
 
 
+async def remove_stream(client: Client, identity: LogIdentity) -> None:
+    """Remove the stream of a shard whose database was dropped, if it is still there.
+
+    Raises: ApiError, NatsError.
+    """
+    try:
+        await ask(client, f"STREAM.DELETE.{StreamName.of(identity).stream}")
+    except ApiError as exc:
+        if exc.code != _NO_STREAM:
+            raise
+
+
 def stream_of(identity: LogIdentity) -> str:
     """Return the name of the stream of a shard."""
     return StreamName.of(identity).stream

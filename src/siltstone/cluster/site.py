@@ -30,7 +30,13 @@ from siltstone.cluster.certificates import SiteCertificates
 from siltstone.cluster.copying import answer_request
 from siltstone.cluster.epochs import enter_epoch
 from siltstone.cluster.nats_process import PAYLOAD_MAX, SPACE_BYTES, USER, NatsProcess
-from siltstone.cluster.registry import AnySettings, ClusterRegistry, Registered, patiently
+from siltstone.cluster.registry import (
+    AnySettings,
+    ClusterRegistry,
+    DroppedDatabase,
+    Registered,
+    patiently,
+)
 from siltstone.cluster.settings import SiteSettings
 from siltstone.cluster.shared_log import ApiError, LogTail, NatsConnection, stream_of
 from siltstone.cluster.sites.alarms import alarms_of, is_ready
@@ -104,6 +110,8 @@ def _now_us() -> int:
 # Opens a database, or creates it with these settings.
 OpenDatabase = Callable[[str, DatabaseSettings], object]
 OpenMap = Callable[[str, KeyValueSettings], object]
+# Deletes the copy of a key-value database with this identity; returns whether there was one.
+DropMap = Callable[[str, bytes], bool]
 
 
 class ClusterSite:
@@ -145,6 +153,11 @@ class ClusterSite:
         self._reconnected = asyncio.Event()
         self._open_database: OpenDatabase | None = None
         self._open_map: OpenMap | None = None
+        self._drop_map: DropMap | None = None
+        # The databases that were dropped, and of which this site has no copy any more.
+        self._dropped: set[bytes] = set()
+        # The databases that this process had open.
+        self._attached: set[bytes] = set()
         self._opened: set[str] = set()
         # The databases whose logs begin with the rows of this site, if they are not there yet.
         self._founding: tuple[str, ...] = ()
@@ -168,13 +181,17 @@ class ClusterSite:
             raise self._failure
 
     def serve(
-        self, open_database: OpenDatabase, open_map: OpenMap, founding: Iterable[str] = ()
+        self,
+        open_database: OpenDatabase,
+        open_map: OpenMap,
+        drop_map: DropMap,
+        founding: Iterable[str] = (),
     ) -> None:
-        """Open every replicated database of the cluster from now on with these functions, and those
-        whose logs begin with the rows of this site.
+        """Open and drop every replicated database of the cluster from now on with these functions,
+        and open those whose logs begin with the rows of this site.
         """
         self._founding = tuple(founding)
-        self._open_database, self._open_map = open_database, open_map
+        self._open_database, self._open_map, self._drop_map = open_database, open_map, drop_map
 
     def stop(self) -> None:
         """End everything that `start` began, after the store was closed."""
@@ -204,6 +221,13 @@ class ClusterSite:
             raise known
         assert isinstance(known, Registered)
         return known.nonces
+
+    def drop(self, database: str, identity: bytes) -> None:
+        """Decide that a database is dropped at all sites.
+
+        Raises: UsageError, RetryError, OutcomeUnknownError.
+        """
+        self._call(self._drop(database, identity))
 
     def boot(self) -> int:
         """Return a random number."""
@@ -288,7 +312,7 @@ class ClusterSite:
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-        except (NatsError, ApiError) as exc:
+        except (TimeoutError, NatsError, ApiError) as exc:
             raise OutcomeUnknownError(f"the cluster does not answer: {exc}") from exc
 
     def _soon(self, act: Callable[..., object], *values: object) -> None:
@@ -460,12 +484,24 @@ class ClusterSite:
         self._problem = ""
         return known
 
+    async def _drop(self, database: str, identity: bytes) -> None:
+        registry = await self._opened_registry()
+        known = await registry.database(database)
+        if known is not None and known.identity == identity:
+            await registry.drop(known)
+        elif identity not in await registry.dropped():
+            raise UsageError(
+                f"the cluster has another database {database}, or none: stop this site to delete "
+                f"only its copy"
+            )
+
     def _attach(self, log_: ReplicatedLog) -> None:
         sites = len(self._settings.seeds)
         rank = (hash_of(self.site) + log_.shard) % max(1, sites)
         shard = SiteShard(log_, ClaimTimer(rank, _now_us()), rank)
         log_.hold_rows(self._unsafe)
         self._shards[key_of(log_)] = shard
+        self._attached.add(log_.identity.database)
         shard.task = self._start(self._tail(shard))
 
     def _detach(self, log_: ReplicatedLog) -> None:
@@ -484,6 +520,9 @@ class ClusterSite:
         assert registry is not None
         known = await patiently(partial(registry.database, shard.log.database), say=self._say)
         if known is None or known.identity != shard.log.identity.database:
+            dropped = await patiently(registry.dropped, say=self._say)
+            if shard.log.identity.database in dropped:
+                return
             log(
                 _LOG,
                 logging.CRITICAL,
@@ -688,7 +727,7 @@ class ClusterSite:
                     placing = self._placing.place(self._registry, key, shard)
                     await asyncio.wait_for(placing, _TIDY_LIMIT)
                 self._retire()
-                await self._open_databases()
+                await self._open_databases(await self._drop_databases(self._registry))
                 self._problem = ""
             except (TimeoutError, NatsError, ApiError, OSError) as exc:
                 self._say(exc)
@@ -836,7 +875,40 @@ class ClusterSite:
             raise RetryError(f"the cluster does not answer: {self._problem}")
         return self._registry
 
-    async def _open_databases(self) -> None:
+    async def _drop_databases(self, registry: ClusterRegistry) -> frozenset[bytes]:
+        """Delete the copies of databases that were dropped in the cluster, and what the cluster has
+        of them; return the identities of all that were dropped.
+        """
+        dropped = await registry.dropped()
+        here = {shard.log.identity.database for shard in self._shards.values()}
+        for identity in dropped:
+            # A copy may be opened again at the moment when it is dropped.
+            if identity in self._dropped and identity not in here:
+                continue
+            known = await registry.dropped_database(identity)
+            if await self._drop_here(known):
+                # This site may have written a placement after another one had cleared it.
+                if not known.is_cleared or identity in self._attached:
+                    await registry.clear(known)
+                self._opened.discard(known.name)
+                self._dropped.add(identity)
+        return dropped
+
+    async def _drop_here(self, dropped: DroppedDatabase) -> bool:
+        """Delete the copy of this site; return whether none is left."""
+        if self._drop_map is None:
+            return False
+        name = dropped.name.removeprefix(KEYVALUE_PREFIX)
+        try:
+            was_here = await asyncio.to_thread(self._drop_map, name, dropped.identity)
+        except SiltstoneError as exc:
+            log(_LOG, logging.ERROR, "drop_failed", database=dropped.name, error=str(exc))
+            return False
+        if was_here:
+            log(_LOG, logging.WARNING, "database_dropped", database=dropped.name)
+        return True
+
+    async def _open_databases(self, dropped: frozenset[bytes]) -> None:
         """Open the replicated databases of the cluster, so that this site has their rows too."""
         if self._open_database is None or self._open_map is None or self._registry is None:
             return
@@ -849,7 +921,7 @@ class ClusterSite:
         for name in await self._registry.databases():
             if name not in self._opened:
                 known = await self._registry.database(name)
-                if known is not None and known.is_ready:
+                if known is not None and known.is_ready and known.identity not in dropped:
                     self._opened.add(name)
                     settings = known.founding.settings
                     if isinstance(settings, KeyValueSettings):

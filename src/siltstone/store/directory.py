@@ -458,14 +458,18 @@ class Store:
                 if self._fs.exists(directory / _DROPPING):
                     self._remove_keyvalue(directory)
                 create_directories(self._fs, directory)
-                check_begin(self._fs, directory)
-                set_odd_aside(self._fs, directory)
-                check_logs(self._fs, directory)
+                self._check_engine(directory)
                 known = self._open_keyvalue(name, directory, settings, founding)
                 self._keyvalues = {**self._keyvalues, name: known}
             if settings is not None and name != COMMITS:
                 _check_backend(name, settings, known.settings)
             return known
+
+    def _check_engine(self, directory: PurePath) -> None:
+        """Check that opening an engine loses nothing. Raises: CorruptionError."""
+        check_begin(self._fs, directory)
+        set_odd_aside(self._fs, directory)
+        check_logs(self._fs, directory)
 
     def _map_founding(
         self, name: str, settings: KeyValueSettings
@@ -586,24 +590,65 @@ class Store:
         return {name: place for name, place in places.items() if has_begun(self._fs, place)}
 
     def drop_keyvalue(self, name: str) -> None:
-        """Delete a key-value database with all its rows.
+        """Delete a key-value database with all its rows. In a store with a cluster, a replicated
+        one is deleted at all sites: at those that are away, when they are back.
 
-        Raises: NotFoundError; UsageError, also for a replicated one in a store with a cluster.
+        Raises: NotFoundError, UsageError; of a cluster RetryError, OutcomeUnknownError.
         """
         require_kind("name", name, str, "text")
         if self._cluster is not None and name in self.keyvalue_names():
-            _check_local(name, self.keyvalue(name, create=False).settings)
+            database = self.keyvalue(name, create=False)
+            if database.settings.backend != "local":
+                identity = bytes.fromhex(database.origin.text)
+                self._cluster.drop(cluster_name(name), identity)
+                # Every site deletes its copy from here on, also this one if it ends now.
+                self.drop_copy(name, identity)
+                return
         with self._mutex:
             self._check_writable()
             if name not in self.keyvalue_names():
                 raise self._missing_keyvalue(name)
-            if name in self._keyvalues:
-                known = self._keyvalues[name]
-                self._keyvalues = _without(self._keyvalues, name)
-                known.close()
-            directory = self._paths.keyvalue(name)
-            replace_file(self._fs, directory / _DROPPING, b"")
-            self._remove_keyvalue(directory)
+            self._drop_keyvalue(name)
+
+    def drop_copy(self, name: str, identity: bytes) -> bool:
+        """Delete the copy of a replicated key-value database that was dropped in the cluster;
+        return whether there was one. Another database of this name stays.
+
+        Raises: CorruptionError if it cannot be opened to find out.
+        """
+        with self._mutex:
+            self._check_writable()
+            if name not in self.keyvalue_names() or self._identity_of(name) != identity:
+                return False
+            self._drop_keyvalue(name)
+            return True
+
+    def _identity_of(self, name: str) -> bytes | None:
+        """Return the identity of a key-value database, None if it was not created completely. The
+        caller holds the lock.
+        """
+        known = self._keyvalues.get(name)
+        if known is not None and not known.closed:
+            return bytes.fromhex(known.origin.text)
+        directory = self._paths.keyvalue(name)
+        self._check_engine(directory)
+        engine = self._open_engine(directory)
+        try:
+            if not catalog.is_created(engine):
+                return None
+            return bytes.fromhex(catalog.read_identity(engine).text)
+        finally:
+            engine.close()
+
+    def _drop_keyvalue(self, name: str) -> None:
+        """Delete a key-value database of this directory. The caller holds the lock."""
+        if name in self._keyvalues:
+            known = self._keyvalues[name]
+            self._keyvalues = _without(self._keyvalues, name)
+            known.close()
+        directory = self._paths.keyvalue(name)
+        replace_file(self._fs, directory / _DROPPING, b"")
+        self._remove_keyvalue(directory)
 
     def failure(self) -> tuple[str, Exception] | None:
         """Return a database in which a write or sync has failed, and the cause; None if there is
@@ -774,15 +819,6 @@ def open_store(
 
 class _UnfoundedError(Exception):
     """A directory has no database yet, and the cluster must be asked about it."""
-
-
-def _check_local(name: str, settings: KeyValueSettings) -> None:
-    """Check that only this site has a database. Raises: UsageError."""
-    if settings.backend != "local":
-        raise UsageError(
-            f"key-value database {name!r} is replicated, and this would delete only the copy of "
-            f"this site: delete its rows in transactions instead"
-        )
 
 
 def _check_backend(name: str, wanted: KeyValueSettings, found: KeyValueSettings) -> None:

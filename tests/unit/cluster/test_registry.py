@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from siltstone.cluster.registry import (
+    DroppedDatabase,
     Registered,
     decode_placement,
     decode_site,
@@ -57,3 +58,12 @@ def test_a_placement_is_read_as_it_was_written_also_one_of_an_earlier_version() 
 def test_a_site_is_read_as_it_was_written() -> None:
     site = Site(role=SiteRole.LEAVING, zone="hall 2")
     assert decode_site(encode_site(site)) == site
+
+
+def test_a_dropped_database_is_read_as_it_was_written() -> None:
+    dropped = DroppedDatabase(
+        name="kv/stock", identity=b"i" * 16, shards=3, is_cleared=False, revision=9
+    )
+    encoded = dropped.encode(is_cleared=False)
+    assert DroppedDatabase.decode(b"i" * 16, encoded, 9) == dropped
+    assert DroppedDatabase.decode(b"i" * 16, dropped.encode(is_cleared=True), 9).is_cleared

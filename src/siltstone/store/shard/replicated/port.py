@@ -109,6 +109,14 @@ class Replication(Protocol):
         Raises: UsageError if the cluster has another database of this name; OutcomeUnknownError.
         """
 
+    def drop(self, database: str, identity: bytes) -> None:
+        """Decide that a replicated database is dropped at all sites, durably; each deletes its own
+        copy then.
+
+        Raises: UsageError if the cluster has another database of this name, or none; RetryError,
+        OutcomeUnknownError.
+        """
+
     def producer(self) -> bytes:
         """Return a name for a producer that was never used before, of 16 bytes."""
 
