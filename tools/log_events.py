@@ -196,11 +196,21 @@ MEANINGS: Final = {
     "the shared log from the beginning, or copies from another site.",
     "shard_repairs": "This site replaces damaged segments by those of another site.",
     "scrub_failed": "The check of sealed segments failed; it is tried again.",
+    "database_dropped": "A key-value database was dropped in the cluster, and this site has "
+    "deleted its copy.",
+    "drop_failed": "This site could not delete its copy of a database that was dropped in the "
+    "cluster; it tries again.",
+    "map_damaged": "The check in the background found a key-value shard that cannot be read.",
+    "map_differs": "The check in the background found a key-value shard that is not that of most "
+    "sites.",
+    "map_replaced": "This site deletes its copy of a key-value database, because it is damaged, "
+    "and copies it from the other sites.",
     "segment_damaged": "The check in the background found a sealed segment that cannot be read.",
     "segment_differs": "The check in the background found a segment whose rows are not those of "
     "most sites.",
-    "segments_undecided": "The copies of a segment differ or cannot be read, and no majority says "
-    "which one is right. Nothing is changed: compare the sites.",
+    "segments_undecided": "The copies of a segment, or of a key-value shard (`map`), differ or "
+    "cannot be read, and no majority says which one is right. Nothing is changed: compare the "
+    "sites.",
     "shard_led": "This site leads a replicated shard from now on.",
     "shard_stepped_down": "This site does not lead a replicated shard any more.",
     "shard_stopped": "A site stopped replicating a shard, because its log contains a message that "

@@ -1,9 +1,10 @@
 """Copy a shard from another site, through NATS: the requests of both sides.
 
-A request is JSON: `do` (offer, digest, part, rows), `shard`, and `path`, `end`, `offset` and
-`length` as far as they are needed. `rows` asks for the digest of the rows of a sealed segment. An
-answer is `+` and the bytes, or `-` and a text. Only sites with the secret of the cluster can send
-either.
+A request is JSON: `do` (offer, digest, part, rows, state), `shard`, and `path`, `end`, `offset`,
+`length`, `index` and `rate` as far as they are needed. `rows` asks for the digest of the rows of a
+sealed segment, and `state` for that of a key-value shard at an index; its answer is empty while it
+is being computed. An answer is `+` and the bytes, or `-` and a text. Only sites with the secret of
+the cluster can send either.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ async def _answer(shard: ReplicatedLog, values: dict[str, Any]) -> bytes:
         case "rows":
             path = checked_path(str(values["path"]))
             return await asyncio.to_thread(digest_of_rows, shard.fs, shard.place, path)
+        case "state":
+            index, rate = int(values["index"]), max(1, int(values["rate"]))
+            state = shard.state(index, rate)
+            return b"" if state is None else state.encode()
         case "part":
             path, offset, length = str(values["path"]), int(values["offset"]), int(values["length"])
             if not 0 <= length <= PART_BYTES:

@@ -6,9 +6,9 @@
                     log of each shard; `state` is founding until all streams exist, then ready.
                     While it has `by`, only that site has the rows, and no other one opens it
     kv.<database>   the same for a key-value database
-    dropped.<identity>  the name and shards of a database that was dropped; `state` is dropping until
-                    its entry, its placements and its streams are gone, then dropped. It stays, so
-                    that a site that was away deletes its copy
+    dropped.<identity>  the name and shards of a database that was dropped; `state` is dropping
+                    until its entry, its placements and its streams are gone, then dropped. It
+                    stays, so that a site that was away deletes its copy
     site.<site>     the role of a site, and its zone
 
 Streams are created only while a database is being founded. A stream that is missing later is lost,

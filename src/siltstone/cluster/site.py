@@ -167,7 +167,12 @@ class ClusterSite:
         self._producers = ProducerNames(fs, settings.directory, clock)
         self._copier = Copier(settings, self._shards, self._peers, self._ask_for_copy, self._loop)
         self._scrubber = Scrubber(
-            settings, self._shards, self._placing, self._ask_for_copy, self._copier
+            settings,
+            self._shards,
+            self._placing,
+            self._ask_for_copy,
+            self._copier,
+            self._replace_map,
         )
         self._standstill = ClusterStandstill(self.site, self._shards, self._ask_what_counted)
 
@@ -534,6 +539,10 @@ class ClusterSite:
         if known.by == self.site:
             # The marks of all shards are written: the other sites can copy them.
             await patiently(partial(registry.finish, known), say=self._say)
+        try:
+            shard.damaged = await asyncio.to_thread(shard.log.damaged)
+        except SiltstoneError as exc:
+            log(_LOG, logging.ERROR, "scrub_failed", error=str(exc), shard=key_of(shard.log))
         shard.tail = LogTail(self._connection, shard.log, known.nonces[shard.log.shard])
         await shard.tail.run()
 
@@ -634,6 +643,8 @@ class ClusterSite:
             view.status is FollowerStatus.CURRENT
             and not view.leads
             and not view.is_full
+            # It would decide about transactions by what it has.
+            and not (shard.damaged and shard.log.is_map)
             and self._placing.is_fit
             and shard.claims.is_due(now_us)
         ):
@@ -907,6 +918,19 @@ class ClusterSite:
         if was_here:
             log(_LOG, logging.WARNING, "database_dropped", database=dropped.name)
         return True
+
+    async def _replace_map(self, database: str) -> None:
+        """Delete the copy of a key-value database; it is opened again as by a new site."""
+        assert self._drop_map is not None
+        identities = {
+            shard.log.identity.database
+            for shard in self._shards.values()
+            if shard.log.database == database
+        }
+        name = database.removeprefix(KEYVALUE_PREFIX)
+        for identity in identities:
+            await asyncio.to_thread(self._drop_map, name, identity)
+        self._opened.discard(database)
 
     async def _open_databases(self, dropped: frozenset[bytes]) -> None:
         """Open the replicated databases of the cluster, so that this site has their rows too."""

@@ -108,7 +108,7 @@ create = app.command("create")(takes_settings(_create, KeyValueSettings, without
 def drop(name: Name, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
     """Delete a key-value database with all its rows.
 
-    A running broker makes the change.
+    A running broker makes the change. In a cluster, all sites delete a replicated database.
 
     $ siltstone kv drop settings
     """

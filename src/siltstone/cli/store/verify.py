@@ -17,7 +17,7 @@ from siltstone.cli.options import DATA_DEFAULT, Data, Json
 from siltstone.cli.output.output import add_row, counted, say, show, show_json, table
 from siltstone.cli.output.progress import BYTES, progress, tree_size
 from siltstone.cli.store.kv import open_engine
-from siltstone.errors import NotFoundError, UsageError
+from siltstone.errors import CorruptionError, DiskError, NotFoundError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import COMMITS, StorePaths
 from siltstone.fs.posix import PosixFileSystem
@@ -27,7 +27,12 @@ from siltstone.store.directory import Store
 from siltstone.store.kv.mending import mend
 from siltstone.store.log.check.findings import Finding
 from siltstone.store.log.check.verify import VerifyReport, verify_database
-from siltstone.store.shard.replicated.damage import is_replicated, remember_findings
+from siltstone.store.shard.replicated.damage import (
+    is_replicated,
+    remember_findings,
+    remember_map,
+)
+from siltstone.store.tx.catalog import read_settings
 from siltstone.store.tx.reading import KeyValueReader
 from siltstone.store.tx.verify import KeyValueReport, verify_keyvalue
 
@@ -98,9 +103,10 @@ def _check(store: Store, name: str | None, data: Data, *, repair: bool) -> dict[
                 reports[each] = _check_keyvalue(fs, each, keyvalues[each])
                 if repair and reports[each].damaged:
                     done = mend(fs, keyvalues[each], quarantine / each)
-                    reports[each] = _mended(
+                    mended = _mended(
                         reports[each], _check_keyvalue(fs, each, keyvalues[each]), done
                     )
+                    reports[each] = _left_to_others(fs, keyvalues[each], mended)
             else:
                 replicated = repair and is_replicated(fs, directory / each)
                 reports[each] = verify_database(
@@ -139,6 +145,21 @@ def _mended(before: Report, after: KeyValueReport, done: str) -> KeyValueReport:
     known = {finding.problem for finding in told}
     new = tuple(finding for finding in after.findings if finding.problem not in known)
     return replace(after, findings=told + new)
+
+
+def _left_to_others(fs: FileSystem, place: PurePath, report: KeyValueReport) -> KeyValueReport:
+    """Let the site copy a replicated database from the others when it starts, if it can be opened
+    at all.
+    """
+    try:
+        with closing(open_engine(place)) as engine:
+            settings = read_settings(engine)
+    except (CorruptionError, DiskError):
+        return report
+    if settings.backend == "local":
+        return report
+    told = remember_map(fs, place, settings.shards, report.findings)
+    return replace(report, findings=tuple(told))
 
 
 def _document(name: str, report: Report) -> dict[str, Any]:

@@ -165,6 +165,22 @@ class Placing:
             and peer.shards.get(key, {}).get("status") == FollowerStatus.CURRENT.value
         ]
 
+    def may_be_replaced(self, key: str) -> bool:
+        """Return whether this site may delete its copy of a shard, as far as the others are
+        concerned: each that is heard has read everything, and none is to replace its copy first.
+        """
+        others = {
+            name: peer.shards.get(key, {})
+            for name, peer in self._peers.items()
+            if self.is_alive(name)
+        }
+        # A site that has just deleted its copy does not have the shard.
+        return bool(others) and all(
+            theirs.get("status") == FollowerStatus.CURRENT.value
+            and not (theirs.get("damaged") and name < self.site)
+            for name, theirs in others.items()
+        )
+
     def _able_to_lead(self, key: str) -> list[str]:
         """Return the other sites that would not hand a shard over at once, and whose records this
         site can read.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from threading import Event
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from nats.errors import Error as NatsError
 
 from siltstone.cluster.settings import SiteSettings
 from siltstone.cluster.sites.copier import Ask, Copier
+from siltstone.cluster.sites.map_scrubber import MapScrubber, ReplaceMap
 from siltstone.cluster.sites.placing import Placing
 from siltstone.cluster.sites.seen import SiteShard, key_of
 from siltstone.errors import CorruptionError, NotFoundError, SiltstoneError
@@ -40,19 +41,36 @@ class Scrubber:
         placing: Placing,
         ask: Ask,
         copier: Copier,
+        replace_map: ReplaceMap,
     ) -> None:
         self._settings = settings
         self._shards = shards
         self._placing = placing
         self._ask = ask
         self._copier = copier
+        self._maps = MapScrubber(settings, placing, ask, replace_map)
         self._stopped = Event()
         # When to look again for sites to repair a shard from.
         self._asked_again_at: dict[str, float] = {}
-        # How many segments were found damaged or different, and how many were checked.
-        self.damaged = 0
-        self.undecided: set[str] = set()
-        self.checked = 0
+        # What no majority has decided, and how much was found damaged or different, and checked.
+        self._undecided: set[str] = set()
+        self._damaged = 0
+        self._checked = 0
+
+    @property
+    def undecided(self) -> set[str]:
+        """The segments, and the key-value shards, whose right copy no majority knows."""
+        return self._undecided | self._maps.undecided
+
+    @property
+    def damaged(self) -> int:
+        """How many segments and key-value shards were found damaged or different."""
+        return self._damaged + self._maps.damaged
+
+    @property
+    def checked(self) -> int:
+        """How many segments and key-value shards were compared."""
+        return self._checked + self._maps.checked
 
     async def run(self) -> None:
         """Repair what is known to be damaged, then check everything, again and again."""
@@ -60,13 +78,40 @@ class Scrubber:
         due = 0.0
         loop = asyncio.get_running_loop()
         while True:
-            for shard in list(self._shards.values()):
+            for shard in self._of_messages():
                 await self.repair_known(shard)
+            for database in list(self._maps_here()):
+                await self._tend_map(database, self._maps.repair)
             if loop.time() >= due:
                 due = loop.time() + self._settings.scrub_interval
-                for shard in list(self._shards.values()):
+                for shard in self._of_messages():
                     await self._scrub(shard)
+                for database in list(self._maps_here()):
+                    await self._tend_map(database, self._maps.scrub)
             await asyncio.sleep(_FIRST_SECONDS)
+
+    def _of_messages(self) -> list[SiteShard]:
+        return [shard for shard in self._shards.values() if not shard.log.is_map]
+
+    def _maps_here(self) -> dict[str, list[SiteShard]]:
+        """Return the shards of each key-value database that this site has."""
+        found: dict[str, list[SiteShard]] = {}
+        for shard in self._shards.values():
+            if shard.log.is_map:
+                found.setdefault(shard.log.database, []).append(shard)
+        return found
+
+    async def _tend_map(
+        self, database: str, act: Callable[[list[SiteShard]], Coroutine[Any, Any, object]]
+    ) -> None:
+        """Do something with all shards of a database, if it is still there."""
+        shards = self._maps_here().get(database, [])
+        if not shards:
+            return
+        try:
+            await act(shards)
+        except SiltstoneError as exc:
+            log(_LOG, logging.ERROR, "scrub_failed", error=str(exc), shard=database)
 
     async def repair_known(self, shard: SiteShard) -> None:
         """Repair what a check, or `verify --repair` before the start, has found."""
@@ -110,7 +155,7 @@ class Scrubber:
                 if await self._is_bad(shard, key, path):
                     bad.add(path)
             if bad:
-                self.damaged += len(bad)
+                self._damaged += len(bad)
                 await asyncio.to_thread(shard.log.remember_damaged, bad)
         except SiltstoneError as exc:
             log(_LOG, logging.ERROR, "scrub_failed", error=str(exc), shard=key)
@@ -127,7 +172,7 @@ class Scrubber:
         except CorruptionError as exc:
             log(_LOG, logging.ERROR, "segment_damaged", shard=key, segment=path, error=str(exc))
             own = None
-        self.checked += 1
+        self._checked += 1
         others = await self._others(key, path)
         replicas = frozenset() if shard.placement is None else shard.placement.replicas
         found = compare(own, others, copies=len(replicas | others.keys() | {self._placing.site}))
@@ -136,11 +181,11 @@ class Scrubber:
                 log(_LOG, logging.ERROR, "segment_differs", shard=key, segment=path)
             return True
         place = f"{key}/{path}"
-        if found.finding is CopyFinding.UNDECIDED and place not in self.undecided:
-            self.undecided.add(place)
+        if found.finding is CopyFinding.UNDECIDED and place not in self._undecided:
+            self._undecided.add(place)
             log(_LOG, logging.CRITICAL, "segments_undecided", shard=key, segment=path)
         elif found.finding is CopyFinding.SOUND:
-            self.undecided.discard(place)
+            self._undecided.discard(place)
         return False
 
     def _read(self, shard: ReplicatedLog, path: str) -> bytes:

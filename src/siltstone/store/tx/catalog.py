@@ -280,6 +280,12 @@ def ranges_of(shard: int) -> list[tuple[bytes, bytes]]:
     return [(name + number, name + after) for name in names]
 
 
+def shared_ranges_of(shard: int) -> list[tuple[bytes, bytes]]:
+    """Return the ranges of keys of a shard that are the same at all sites: all but its mark."""
+    mark = _MARK + _NUMBER.pack(shard)
+    return [each for each in ranges_of(shard) if each[0] != mark]
+
+
 def settings_range() -> tuple[bytes, bytes]:
     """Return the range of keys with the settings."""
     return _SETTINGS, _SETTINGS + b"\x00"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any, cast
@@ -116,3 +117,39 @@ def test_a_leader_without_space_hands_over(
     site = Placing(SETTINGS, {"d/0": cast("SiteShard", led)}, peers, loop)
     site.has_space = has_space
     assert site.successors() == ({"d/0": "b"} if is_full or not has_space else {})
+
+
+CURRENT = {"status": FollowerStatus.CURRENT.value}
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "ago", "may"),
+    [
+        (CURRENT, CURRENT, 0.0, True),
+        (CURRENT, {"status": "behind"}, 0.0, False),
+        # It has just deleted its copy.
+        (CURRENT, None, 0.0, False),
+        (CURRENT, None, 2 * AWAY_SECONDS, True),
+        # The first one by name replaces its copy first.
+        (CURRENT | {"damaged": True}, CURRENT, 0.0, False),
+        (CURRENT, CURRENT | {"damaged": True}, 0.0, True),
+    ],
+)
+def test_one_site_at_a_time_replaces_its_copy(
+    loop: asyncio.AbstractEventLoop,
+    before: dict[str, Any],
+    behind: dict[str, Any] | None,
+    ago: float,
+    may: bool,
+) -> None:
+    """This site is between the two others by its name."""
+    peers = {
+        "a": PeerSite(loop.time(), {"d/0": before}),
+        "c": PeerSite(loop.time() - ago, {} if behind is None else {"d/0": behind}),
+    }
+    placing = Placing(replace(SETTINGS, site="b"), {}, peers, loop)
+    assert placing.may_be_replaced("d/0") is may
+
+
+def test_a_site_that_hears_no_other_replaces_nothing(loop: asyncio.AbstractEventLoop) -> None:
+    assert not Placing(SETTINGS, {}, {}, loop).may_be_replaced("d/0")

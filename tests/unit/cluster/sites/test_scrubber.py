@@ -40,7 +40,7 @@ def repairs(
     shard = SimpleNamespace(log=log, damaged=frozenset())
     placing = SimpleNamespace(able=lambda _: list(digests))
     copier, anything = FakeCopier(), cast("Any", None)
-    scrubber = Scrubber(anything, {}, cast("Any", placing), ask, cast("Any", copier))
+    scrubber = Scrubber(anything, {}, cast("Any", placing), ask, cast("Any", copier), anything)
     asyncio.run(scrubber.repair_known(cast("Any", shard)))
     assert shard.damaged == damaged
     return [sources for _, sources in copier.repairs]

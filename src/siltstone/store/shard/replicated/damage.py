@@ -28,6 +28,8 @@ from siltstone.store.segment.table import FrameTable
 from siltstone.store.slab.manifest import REPLICATION, Manifest, SlabState, read_manifest
 
 _SUFFIX: Final = "damaged"
+# What a damaged key-value shard has in its list: it is replaced as a whole.
+DAMAGED_MAP: Final = "map"
 # SHARD/GENERATION/SERIAL.seg
 _DEPTH: Final = 3
 _LATER: Final = "the site copies it from another one when it starts"
@@ -122,12 +124,29 @@ def remember_findings(
             parts = finding.path.relative_to(directory).parts
         if finding.severity == "damage" and len(parts) == _DEPTH and parts[0].isdecimal():
             damaged.setdefault(int(parts[0]), set()).add(f"{parts[1]}/{parts[2][:20]}.seg")
-            done = f"{finding.repaired}; " if finding.repaired else ""
-            finding = replace(finding, repaired=f"{done}{_LATER}")
+            finding = _left_to_others(finding)
         told.append(finding)
     for shard, paths in damaged.items():
         write_damaged(fs, directory, shard, paths)
     return told
+
+
+def remember_map(
+    fs: FileSystem, directory: PurePath, shards: int, findings: Iterable[Finding]
+) -> list[Finding]:
+    """Remember that a key-value database is damaged, so that the site copies it from the others
+    after its next start; return the findings as they are to be told.
+    """
+    told = list(findings)
+    if any(finding.severity == "damage" for finding in told):
+        for shard in range(shards):
+            write_damaged(fs, directory, shard, {DAMAGED_MAP})
+    return [_left_to_others(each) if each.severity == "damage" else each for each in told]
+
+
+def _left_to_others(finding: Finding) -> Finding:
+    done = f"{finding.repaired}; " if finding.repaired else ""
+    return replace(finding, repaired=f"{done}{_LATER}")
 
 
 def is_replicated(fs: FileSystem, directory: PurePath) -> bool:

@@ -78,11 +78,14 @@ from siltstone.store.writer.replication.messages import (
 from siltstone.store.writer.replication.producers import Producers
 from siltstone.store.writer.replication.rule import LogPosition
 from siltstone.store.writer.replication.shard import READING_STATUSES, ReplicatedShard
+from siltstone.store.writer.replication.sites.scrubbing import CopyState
 from siltstone.store.writer.ticket import Outcome
 from siltstone.units import SECOND_US
 
 _LOG: Final = logging.getLogger("siltstone.store")
 AGAIN_SECONDS: Final = 0.5
+# How long an act that waits for an index waits if no more is committed.
+_INDEX_SECONDS: Final = 2.0
 # The bytes of unread messages above which the tail is not read further.
 INBOX_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -111,6 +114,17 @@ class _Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class _At:
+    """Something is to be done at an index. It gets the index that the shard has then, None if the
+    site has not stored everything that it has read.
+    """
+
+    index: int
+    until: float
+    then: Callable[[int | None], None]
+
+
+@dataclass(frozen=True, slots=True)
 class _Retire:
     """Processes of sites have ended: the first bytes of their producers, and up to which number;
     None: all that are known.
@@ -126,7 +140,7 @@ class _Question:
     then: Callable[[int | None], None]
 
 
-_Event = _Retire | _Message | LogBounds | PeerProgress | _Claim | _Tick | _Ask | _Question
+_Event = _Retire | _Message | LogBounds | PeerProgress | _Claim | _Tick | _Ask | _At | _Question
 
 
 class Files:
@@ -150,6 +164,7 @@ class Files:
         check: Callable[[Offer], None],
         install: Callable[[], None],
         note_read: Callable[[str], None] | None = None,
+        state: Callable[[int, int], CopyState | None] | None = None,
     ) -> None:
         self.apply = apply
         self.publish = publish
@@ -176,6 +191,9 @@ class Files:
         self.install = install
         # Takes that another site reads a file that was offered. From any thread.
         self.note_read = note_read
+        # Returns what this site has of a key-value shard at an index, None: ask again. From any
+        # thread.
+        self.state = state
 
 
 class ReplicatedLog:
@@ -255,6 +273,8 @@ class ReplicatedLog:
         self._is_unmarked = False
         # Each lack of space is logged once.
         self._is_told = False
+        # What waits for an index.
+        self._waiting: list[_At] = []
         self._committing: tuple[Record, Replica] | None = None
         self._stored = False
         self._deposed = False
@@ -332,6 +352,25 @@ class ReplicatedLog:
     def ask_for_offer(self, then: Callable[[Offer | None], None]) -> None:
         """Call `then` with what another site may copy, on the thread of the shard."""
         self._put(_Ask(then))
+
+    def at_index(self, index: int, then: Callable[[int | None], None]) -> None:
+        """Call `then` on the thread of the shard when this index was stored, or later; after some
+        seconds also before it.
+        """
+        self._put(_At(index, self._clock.monotonic() + _INDEX_SECONDS, then))
+
+    @property
+    def is_map(self) -> bool:
+        """Whether it is a shard of a key-value database."""
+        return self._files is not None and self._files.state is not None
+
+    def state(self, index: int, bytes_per_second: int) -> CopyState | None:
+        """Return what this site has of a key-value shard at an index; None while it is being
+        computed: ask again. Raises: UsageError.
+        """
+        if self._files is None or self._files.state is None:
+            raise UsageError(f"{self.database} is not a key-value database")
+        return self._files.state(index, bytes_per_second)
 
     def note_read(self, path: str) -> None:
         """Take that another site reads a file that was offered. From any thread."""
@@ -687,11 +726,24 @@ class ReplicatedLog:
                 self._offer(event.then)
             case _Question():
                 self._questions.append(event.then)
+            case _At():
+                self._waiting.append(event)
             case _Retire():
                 producers = core.follower.producers
                 for site, known in event.ended:
                     number = producers.newest(site) if known is None else known
                     self._do(core.retire(site, number))
+        if self._waiting:
+            self._act_at_index()
+
+    def _act_at_index(self) -> None:
+        """Do what was to be done at this index, or has waited long enough."""
+        index, now = self._core.position.index, self._clock.monotonic()
+        due = [each for each in self._waiting if each.index <= index or each.until <= now]
+        self._waiting = [each for each in self._waiting if each not in due]
+        is_stored = self._unstored is None and self._core.follower.status in READING_STATUSES
+        for each in due:
+            each.then(index if is_stored else None)
 
     def _offer(self, then: Callable[[Offer | None], None]) -> None:
         """Give what another site may copy; None if the mark cannot be written now."""

@@ -2,8 +2,8 @@
 
 Each site has one sender for each shard. It numbers its attempts and sends each one to the site that
 leads a term, again if there is no answer. The record that stores a transaction names the attempt,
-so every site learns from the shared log which attempts were stored. The leader remembers the answers
-to attempts that are not stored, and gives them again to copies of these attempts.
+so every site learns from the shared log which attempts were stored. The leader remembers the
+answers to attempts that are not stored, and gives them again to copies of these attempts.
 
 Invariants:
 - an attempt is admitted at most once, only in its term, and never after it was refused;

@@ -52,6 +52,7 @@ from siltstone.store.shard.replicated.kv.router import (
     answer_of,
     unstored_of,
 )
+from siltstone.store.shard.replicated.kv.state import CopyStates
 from siltstone.store.shard.replicated.log import Files, ReplicatedLog
 from siltstone.store.shard.replicated.mark_file import Marked, decode_marked, encode_marked
 from siltstone.store.shard.replicated.payloads import BadPayloadError
@@ -144,6 +145,7 @@ class KeyValueReplica:
         own = place.directory / str(self.number)
         self._exports = Exports(place.fs, own, engine, self.number, room)
         self._exports.clear()
+        self._states = CopyStates(engine, self.number, self._at_index)
         self._installing = Lock()
         self._closed = False
         self._router = CommitRouter(
@@ -195,6 +197,7 @@ class KeyValueReplica:
                 changed=self._changed,
                 offer=self._exports.offer,
                 note_read=self._exports.note_read,
+                state=self._states.fetch,
                 replicas=self._callbacks.replicas,
                 sealed_segments=list,
                 check=self._check_copied,
@@ -207,6 +210,7 @@ class KeyValueReplica:
         with self._installing:
             self._closed = True
         self._exports.close()
+        self._states.close()
         self.log.close()
         self._router.close()
 
@@ -478,7 +482,11 @@ class KeyValueReplica:
         with self._stored:
             self._stored.notify_all()
 
-    # Copying
+    # Comparing and copying
+
+    def _at_index(self, index: int, then: Callable[[int | None], None]) -> None:
+        # There is another log after the shard was copied.
+        self.log.at_index(index, then)
 
     def _check_copied(self, offer: Offer) -> None:
         check_copied(self._place.fs, self.log.staging(), offer)

@@ -1,13 +1,15 @@
-"""Compare the copies of a sealed segment between sites, and decide about our own.
+"""Compare the copies of a sealed segment, or of a key-value shard, and decide about our own.
 
 The digest of a segment covers its rows in the order of their serials, not its bytes: sites compact
-at different times. A copy that cannot be read has no digest.
+at different times. That of a key-value shard covers everything that it has at one index of its log.
+A copy that cannot be read has no digest.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,6 +30,38 @@ class Comparison:
 
     finding: CopyFinding
     sources: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class CopyState:
+    """What a site has of a key-value shard at an index. `digest` is empty if it cannot be read."""
+
+    index: int
+    digest: bytes
+
+    def encode(self) -> bytes:
+        """Return the bytes of an answer to another site."""
+        return json.dumps([self.index, self.digest.hex()]).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> CopyState:
+        """Return the state that another site has told. Raises: ValueError."""
+        index, digest = json.loads(data)
+        return cls(int(index), bytes.fromhex(digest))
+
+
+def are_of_one_index(states: Iterable[CopyState]) -> bool:
+    """Return whether states may be compared."""
+    return len({state.index for state in states}) <= 1
+
+
+def is_elsewhere(own: bytes | None, others: Mapping[str, bytes], *, copies: int) -> bool:
+    """Return whether a shard can be copied from others, so that ours may be deleted: a copy equal
+    to ours, or, if ours is damaged, the right one.
+    """
+    if own is not None and own in others.values():
+        return True
+    return compare(own, others, copies=copies).finding is CopyFinding.REPAIR
 
 
 def compare(own: bytes | None, others: Mapping[str, bytes], *, copies: int = 0) -> Comparison:

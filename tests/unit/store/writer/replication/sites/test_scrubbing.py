@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.store.writer.replication.sites.scrubbing import Comparison, CopyFinding, compare
+from siltstone.store.writer.replication.sites.scrubbing import (
+    Comparison,
+    CopyFinding,
+    CopyState,
+    are_of_one_index,
+    compare,
+    is_elsewhere,
+)
 
 SOUND = Comparison(CopyFinding.SOUND)
 UNDECIDED = Comparison(CopyFinding.UNDECIDED)
@@ -52,3 +59,35 @@ def test_a_minority_of_the_copies_replaces_no_copy_that_can_be_read() -> None:
     assert compare(b"y", {"b": b"x", "c": b"x"}, copies=3) == repair("b", "c")
     # A copy that cannot be read has nothing to lose.
     assert compare(None, {"b": b"x"}, copies=5) == repair("b")
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "copies", "found"),
+    [
+        # An equal copy, whatever the others have.
+        (b"x", {"b": b"x", "c": b"y"}, 3, True),
+        (b"x", {}, 3, False),
+        # The copy of a majority.
+        (b"y", {"b": b"x", "c": b"x"}, 3, True),
+        (b"y", {"b": b"x"}, 3, False),
+        # Ours cannot be read.
+        (None, {"b": b"x"}, 3, True),
+        (None, {"b": b"x", "c": b"y"}, 3, False),
+        (None, {}, 3, False),
+    ],
+)
+def test_a_copy_is_deleted_only_if_another_site_has_it(
+    own: bytes | None, others: dict[str, bytes], copies: int, found: bool
+) -> None:
+    assert is_elsewhere(own, others, copies=copies) is found
+
+
+def test_states_are_compared_at_one_index() -> None:
+    assert are_of_one_index([])
+    assert are_of_one_index([CopyState(3, b"x"), CopyState(3, b"")])
+    assert not are_of_one_index([CopyState(3, b"x"), CopyState(4, b"x")])
+
+
+def test_a_state_is_read_as_it_was_told() -> None:
+    for state in (CopyState(7, b"digest"), CopyState(0, b"")):
+        assert CopyState.decode(state.encode()) == state
