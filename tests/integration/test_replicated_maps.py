@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import PurePath
 
 import pytest
@@ -30,8 +31,11 @@ from siltstone.store.keyvalue import KeyValueDatabase
 from siltstone.store.kv.api import Changes
 from siltstone.store.kv.memory import MemoryEngine
 from siltstone.store.log.write.partition import Columns
+from siltstone.store.slab.manifest import SlabId
+from siltstone.store.tx import catalog
 from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.store.tx.transaction import Transaction
+from siltstone.store.writer.replication.sites.scrubbing import CopyState
 from tests.support.shared_log import MemorySite, SharedLogs
 
 SETTINGS = KeyValueSettings(backend="replicated", timed=False, feed_bytes=1 << 20)
@@ -63,6 +67,30 @@ class FailingEngine(MemoryEngine):
     def reopened(self) -> FailingEngine:
         engine = FailingEngine()
         vars(engine).update(vars(super().reopened()))
+        return engine
+
+
+class LoadingEngine(FailingEngine):
+    """An engine that is looked at after each write of a copy that is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.look: Callable[[], None] | None = None
+
+    @classmethod
+    def of(cls, engine: FailingEngine) -> LoadingEngine:
+        made = cls()
+        vars(made).update(vars(engine))
+        return made
+
+    def write(self, changes: Changes) -> None:
+        super().write(changes)
+        if self.look is not None and (changes.ranges or "0.1" in changes.values):
+            self.look()
+
+    def reopened(self) -> LoadingEngine:
+        engine = LoadingEngine.of(super().reopened())
+        engine.look = self.look
         return engine
 
 
@@ -451,6 +479,13 @@ def add_two(transaction: Transaction) -> None:
     transaction.add("sum", 2)
 
 
+def are_equal(three: Three, first: str, second: str) -> bool:
+    """Return whether two sites have the same rows; one that loads a copy shows none."""
+    with suppress(RetryError):
+        return three.rows(first) == three.rows(second)
+    return False
+
+
 @pytest.mark.parametrize("wiped", [False, True])
 def test_a_site_behind_the_trim_copies_the_shard(three: Three, wiped: bool) -> None:
     three.lead("a")
@@ -467,7 +502,7 @@ def test_a_site_behind_the_trim_copies_the_shard(three: Three, wiped: bool) -> N
     three.settle()
     trim(three)
     three.start("c")
-    until(lambda: three.rows("c") == three.rows("a"), "c has copied")
+    until(lambda: are_equal(three, "c", "a"), "c has copied")
     copying = three.sites["c"].copying
     assert copying is not None
     copying.join(PATIENCE)
@@ -488,6 +523,33 @@ def test_a_site_behind_the_trim_copies_the_shard(three: Three, wiped: bool) -> N
     assert [change.topic for change in read.changes()] == ["after"]
 
 
+def test_rows_are_not_read_while_a_copy_is_loaded(three: Three) -> None:
+    three.lead("a")
+    for number in range(10):
+        write(three.databases["a"], f"t/{number}", b"x")
+    three.settle()
+    three.crash("c")
+    # Nothing is committed meanwhile, so the serial of this site is that of the leader.
+    for _ in range(5):
+        three.databases["a"].transact(lambda begun: begun.get("t/1"))
+    three.settle()
+    trim(three)
+    seen: list[object] = []
+
+    def look(database: KeyValueDatabase) -> None:
+        try:
+            seen.append(len(list(database.read())))
+        except RetryError as exc:
+            seen.append(str(exc))
+
+    loading = three.engines["c"] = LoadingEngine.of(three.engines["c"])
+    loading.look = lambda: look(three.databases["c"])
+    three.start("c")
+    until(lambda: bool(seen) and are_equal(three, "c", "a"), "c has copied")
+    assert set(seen) == {"the shard is being replaced by a copy from another site, try again"}
+    assert len(three.rows("c")) == 10
+
+
 @pytest.mark.parametrize("operations", range(1, 40, 3))
 def test_a_copy_that_is_cut_is_finished_at_the_next_start(operations: int, three: Three) -> None:
     three.lead("a")
@@ -501,7 +563,7 @@ def test_a_copy_that_is_cut_is_finished_at_the_next_start(operations: int, three
     three.start_cut("c", operations)
     three.crash("c")
     three.start("c")
-    until(lambda: three.rows("c") == three.rows("a"), "c has copied")
+    until(lambda: are_equal(three, "c", "a"), "c has copied")
 
 
 def test_a_replicated_map_needs_its_cluster(three: Three) -> None:
@@ -717,6 +779,21 @@ def test_a_replicated_map_is_dropped_at_all_sites(three: Three) -> None:
         three.databases["a"].get("t")
 
 
+def test_a_site_may_delete_its_copy_before_its_command_has_ended(
+    three: Three, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three.lead("a")
+    store, drop = three.stores["a"], MemorySite.drop
+
+    def drop_here_too(site: MemorySite, database: str, identity: bytes) -> None:
+        drop(site, database, identity)
+        assert store.drop_copy("m", identity)
+
+    monkeypatch.setattr(MemorySite, "drop", drop_here_too)
+    store.drop_keyvalue("m")
+    assert store.keyvalue_names() == []
+
+
 def test_a_map_that_was_created_again_is_not_dropped_with_the_former_one(three: Three) -> None:
     three.lead("a")
     former = identity_of(three.databases["a"])
@@ -736,6 +813,7 @@ def test_a_map_that_was_created_again_is_not_dropped_with_the_former_one(three: 
 def test_a_map_is_not_dropped_while_the_cluster_does_not_answer(three: Three) -> None:
     three.lead("a")
     write(three.databases["b"], "t", b"1")
+    three.settle()
     three.sites["b"].is_cut = True
     with pytest.raises(OutcomeUnknownError):
         three.stores["b"].drop_keyvalue("m")
@@ -750,3 +828,76 @@ def test_a_local_map_is_dropped_without_the_cluster() -> None:
         store.drop_keyvalue("own")
         assert store.keyvalue_names() == []
     assert logs.dropped == set()
+
+
+def state_of(three: Three, name: str, index: int) -> CopyState:
+    """Return the state of a site at an index. What computes it may wait for the time to pass."""
+    found: list[CopyState] = []
+
+    def is_found() -> bool:
+        state = three.sites[name].attached[KEY].state(index, 1 << 40)
+        three.nudge()
+        found.extend([] if state is None else [state])
+        return bool(found)
+
+    until(is_found, f"the state of {name}")
+    return found[0]
+
+
+def test_all_sites_have_the_same_state_at_one_index() -> None:
+    settings = replace(SETTINGS, timed=True)
+    with ExitStack() as closing:
+        three = Three(closing, settings)
+        three.lead("a")
+        for number in range(5):
+            write(three.databases["b"], f"t/{number}", b"x")
+        three.databases["b"].transact(lambda begun: begun.write("id", b"1"), id="order 1")
+        three.databases["c"].seal()
+        write(three.databases["c"], "t/1", b"y")
+        three.databases["a"].drop_slab(SlabId(0, 1))
+        three.databases["a"].configure(feed_bytes=1 << 21)
+        three.settle()
+        three.lead("b")
+        write(three.databases["c"], "t/2", b"z")
+        three.settle()
+        index = three.sites["a"].attached[KEY].view.progress.index
+        states = [state_of(three, name, index) for name in "abc"]
+        assert states[0] == states[1] == states[2]
+        assert (states[0].index, len(states[0].digest)) == (index, 16)
+
+
+def test_a_state_under_load_is_of_the_index_that_was_asked_for(three: Three) -> None:
+    three.lead("a")
+    write(three.databases["a"], "t", b"0")
+    three.settle()
+    index = three.sites["a"].attached[KEY].view.progress.index + 10
+    logs = [three.sites[name].attached[KEY] for name in "abc"]
+    assert [log.state(index, 1 << 40) for log in logs] == [None, None, None]
+    for number in range(30):
+        write(three.databases["b"], f"t/{number}", b"x")
+    states = [state_of(three, name, index) for name in "abc"]
+    assert states[0] == states[1] == states[2]
+    assert states[0].index == index
+
+
+@pytest.mark.parametrize("family", ["default", "0.1", "changes"])
+def test_a_state_tells_that_one_byte_differs(three: Three, family: str) -> None:
+    three.lead("a")
+    write(three.databases["a"], "t", b"0")
+    three.settle()
+    engine = three.engines["c"]
+    view = engine.view(family)
+    start, stop = {
+        "default": catalog.settings_range(),
+        "0.1": (b"", b"\xff" * 9),
+        "changes": (b"", b"\xff" * 9),
+    }[family]
+    key, value = view.items(start, stop, 9)[-1]
+    changes = Changes()
+    changes.put(family, key, value[:-1] + bytes([value[-1] ^ 1]))
+    engine.write(changes)
+    index = three.sites["a"].attached[KEY].view.progress.index
+    a, b, c = (state_of(three, name, index) for name in "abc")
+    assert a == b
+    assert a.index == c.index
+    assert a.digest != c.digest

@@ -604,12 +604,19 @@ class KeyValueDatabase:
         number = queue.committer.record.shard
         callbacks = Callbacks(
             followed=partial(self._followed, number),
+            loading=partial(self._loading, number),
             loaded=partial(self._loaded, number),
             manage=partial(self._manage, number),
             replicas=lambda: self._settings.replicas,
             pending_bytes_max=lambda: self._settings.pending_bytes_max,
         )
         return KeyValueReplica(place, self._engine, queue, callbacks, self._room)
+
+    def _loading(self, number: int) -> None:
+        """Show readers nothing of a shard until it is copied: they would miss rows."""
+        for slab, known in self._slabs.items():
+            if slab.shard == number:
+                known.slab.is_replaced = True
 
     def _loaded(self, number: int) -> None:
         """Show readers a shard that was copied from another site. On its thread."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from threading import Lock
 from typing import Final, NamedTuple
 
-from siltstone.errors import NotFoundError, SlabDroppedError
+from siltstone.errors import NotFoundError, RetryError, SlabDroppedError
 from siltstone.store.kv.api import Engine, View
 from siltstone.store.kv.keys import (
     KeyRange,
@@ -56,16 +56,25 @@ class KeyValueSlab:
         self.timed = timed
         # The key prefixes of topics that are known to be valid and to have a stream.
         self.places: dict[bytes, bytes] = {}
+        # Its rows are being replaced by a copy from another site, which has a slab of its own.
+        self.is_replaced = False
         self._topics_max = topics_max
         self._structure = structure
         self._lock = Lock()
 
     def view(self) -> View:
-        """Return a view of the slab at this moment. Raises: SlabDroppedError."""
+        """Return a view of the slab at this moment. Raises: SlabDroppedError, RetryError."""
         try:
-            return self.engine.view(self.family)
+            view = self.engine.view(self.family)
         except NotFoundError as exc:
+            if self.is_replaced:
+                raise _replaced() from exc
             raise SlabDroppedError("the slab was dropped with its rows") from exc
+        # Set before the first row is removed, so a view that was taken before is whole.
+        if self.is_replaced:
+            view.release()
+            raise _replaced()
+        return view
 
     def publish(self, edges: bytes, places: dict[bytes, bytes]) -> None:
         """Make the edges of a commit known to readers, before its rows become visible."""
@@ -204,6 +213,10 @@ class KeyValueSlab:
             self.places = dict(places)
         else:
             known.update(places)
+
+
+def _replaced() -> RetryError:
+    return RetryError("the shard is being replaced by a copy from another site, try again")
 
 
 class _Topics:

@@ -93,7 +93,9 @@ class ReplicaPlace:
 class Callbacks:
     """What the database does when something of a shard has changed. On the thread of the shard."""
 
-    # The shard was replaced by a copy from another site.
+    # The rows of the shard are about to be replaced by a copy from another site.
+    loading: Callable[[], None]
+    # They are replaced.
     loaded: Callable[[], None]
     # Another site has committed a record that is not a group of transactions.
     followed: Callable[[KeyValueRecord], None]
@@ -508,6 +510,7 @@ class KeyValueReplica:
 
     def _load(self) -> None:
         place = self._place
+        self._callbacks.loading()
         load(place.fs, place.directory, self._engine, self.number, self._room)
         self._callbacks.loaded()
 
