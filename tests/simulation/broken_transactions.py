@@ -137,6 +137,31 @@ class BlindRouter(CommitRouter):
         self._sender = NamesNothing(sender)
 
 
+class TrustfulRouter(CommitRouter):
+    """It takes the word of a site that has begun again for the answer to an earlier attempt."""
+
+    def _says_nothing(self, waiting: Any, answer: Any) -> bool:
+        waiting.is_repeated = False
+        return super()._says_nothing(waiting, answer)
+
+
+class TrustsAnyAnswer(TransactionSite):
+    router_of = TrustfulRouter
+
+
+class AnswersUnderWay(Admissions):
+    """It refuses a copy of an attempt that is under way, or was stored."""
+
+    def answered(self, attempt: Attempt) -> SiltstoneError | int | None:
+        known = super().answered(attempt)
+        is_taken = attempt.term == self.term and not super().admit(attempt)
+        return ConflictError("it was taken") if known is None and is_taken else known
+
+
+class AnswersUnderWaySite(TransactionSite):
+    admissions_of = AnswersUnderWay
+
+
 class ReadsNoAttempts(TransactionSite):
     router_of = BlindRouter
 
@@ -165,13 +190,15 @@ BROKEN = [
     rule("an attempt is tried only in its term", "in any", TriesPastAttempts, 401),
     rule("an attempt is taken once", "each time it arrives", AdmitsTwiceSite, 346),
     rule("a refused attempt is not taken", "it is, later", ForgetsRefusalsSite, 2492),
-    rule("a read of another term conflicts", "it does not", IgnoresTerms, 215),
+    rule("a copy gets the first answer", "a refusal instead", AnswersUnderWaySite, 2),
+    rule("a site that led before knows nothing", "it refuses", TrustsAnyAnswer, 384),
+    rule("a read of another term conflicts", "it does not", IgnoresTerms, 290),
     rule("a read conflicts with later writes", "it does not", IgnoresReads, 0),
-    rule("a replica waits for the leader's serial", "it reads at once", ReadsBehind, 5),
-    rule("a read sees the record under way", "only what is applied", TellsWhatIsApplied, 2545),
-    rule("ids are in the record", "they are not", ForgetsIds, 180),
+    rule("a replica waits for the leader's serial", "it reads at once", ReadsBehind, 15),
+    rule("a read sees the record under way", "only what is applied", TellsWhatIsApplied, 20),
+    rule("ids are in the record", "they are not", ForgetsIds, 178),
     rule("a deposed leader has not committed", "it says that it has", KeepsGroup, 39),
-    rule("a record ends the attempts that it names", "it does not", ReadsNoAttempts, 101),
+    rule("a record ends the attempts that it names", "it does not", ReadsNoAttempts, 53),
 ]
 
 

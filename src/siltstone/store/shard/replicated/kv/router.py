@@ -3,7 +3,9 @@
 The outcome of an attempt is the answer of the leader, or what this site reads in the shared log:
 the record with the attempt, or a term that counted before such a record. If the answer is lost, the
 same attempt is sent to the same leader again. The leader takes it once, and remembers the answer if
-there is no record of it. A transaction that changes nothing is sent as a new attempt.
+there is no record of it. If it has ended meanwhile and begun again, it leads no more and knows
+nothing of the attempt: then the shared log decides. A transaction that changes nothing is sent as a
+new attempt.
 
 Invariants:
 - a transaction gets a new attempt only if the one before it was refused for certain, or if it
@@ -50,6 +52,8 @@ Answer = CommittedCall | Exception | None
 CommitHere = Callable[[Attempt, Operations, Callable[[Answer], None]], None]
 # These refusals say nothing about the transaction: it is sent again.
 _AGAIN: Final = frozenset({RetryError, NotLeaderError, UnknownVersionError})
+# A site that does not know what a leader has answered before gives these.
+_UNSETTLED: Final = NotLeaderError | UnknownVersionError
 # A larger transaction does not fit into a message between sites.
 CALL_BYTES_MAX: Final = 32 * 1024 * 1024
 
@@ -57,7 +61,15 @@ CALL_BYTES_MAX: Final = 32 * 1024 * 1024
 class _Waiting:
     """A transaction without an outcome. `number` is its attempt, 0 if none is under way."""
 
-    __slots__ = ("attempt", "is_lost", "is_unanswered", "number", "operations", "ticket")
+    __slots__ = (
+        "attempt",
+        "is_lost",
+        "is_repeated",
+        "is_unanswered",
+        "number",
+        "operations",
+        "ticket",
+    )
 
     def __init__(self, operations: Operations, ticket: CommitTicket) -> None:
         self.operations = operations
@@ -66,6 +78,7 @@ class _Waiting:
         self.attempt: Attempt | None = None
         # Whether the answer to the attempt was lost: it is sent again.
         self.is_unanswered = False
+        self.is_repeated = False
         # Whether an attempt of it may have been stored in a part of the log that was not read.
         self.is_lost = False
 
@@ -232,14 +245,14 @@ class CommitRouter:
     def _again(self, waiting: _Waiting) -> None:
         self._sent.pop(waiting.number, None)
         waiting.number = 0
-        waiting.is_unanswered = False
+        waiting.is_unanswered = waiting.is_repeated = False
 
     def _repeat(self, waiting: _Waiting) -> None:
         """Send the same attempt again, to the leader of the same term."""
         view, attempt = self._log.view, waiting.attempt
         if attempt is None or view.term != attempt.term or view.leader in ("", self._cluster.site):
             return
-        waiting.is_unanswered = False
+        waiting.is_unanswered, waiting.is_repeated = False, True
         self._call(view.leader, attempt, waiting.operations)
 
     def _call(self, leader: str, attempt: Attempt, operations: Operations) -> None:
@@ -274,17 +287,24 @@ class CommitRouter:
             self._call(view.leader, attempt, waiting.operations)
         return True
 
+    def _says_nothing(self, waiting: _Waiting, answer: CommittedCall | Exception) -> bool:
+        """Return whether an answer leaves open whether the attempt was stored."""
+        if waiting.is_repeated and isinstance(answer, _UNSETTLED):
+            # The site may have taken the attempt before it ended and began again.
+            return True
+        return isinstance(answer, OutcomeUnknownError | ClosedError)
+
     def _answered(self, number: int, answer: Answer) -> None:
         with self._condition:
             waiting = self._sent.get(number)
             if waiting is None:
                 return
-            if answer is None or isinstance(answer, OutcomeUnknownError | ClosedError):
+            if answer is None or self._says_nothing(waiting, answer):
                 if waiting.operations.changes_nothing():
                     self._sender.ended(number)
                     self._again(waiting)
                 else:
-                    # The shared log has its record, or the leader knows why there is none.
+                    # The shared log has its record or a later term, or the leader knows an answer.
                     waiting.is_unanswered = True
                 return
             if isinstance(answer, PoisonedError) and not self._log.view.leads:

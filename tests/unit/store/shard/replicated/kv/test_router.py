@@ -29,7 +29,12 @@ from siltstone.store.shard.replicated.kv.router import (
     unstored_of,
 )
 from siltstone.store.shard.replicated.log import ReplicatedLog
-from siltstone.store.shard.replicated.port import LogView, NotLeaderError, Replication
+from siltstone.store.shard.replicated.port import (
+    LogView,
+    NotLeaderError,
+    Replication,
+    UnknownVersionError,
+)
 from siltstone.store.tx.commit.attempts import GIVEN_UP_MAX, Attempt, StoredAttempt
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.operations import ANY_GENERATION, ANY_TERM, NO_ID, Operations
@@ -132,6 +137,27 @@ def test_a_refusal_whose_answer_is_lost_is_asked_for_again() -> None:
     desk.sent[1][1](encode_answer(ConflictError("too late")))
     with pytest.raises(ConflictError):
         ticket.wait(0)
+
+
+@pytest.mark.parametrize("answer", [NotLeaderError("b"), UnknownVersionError("b")])
+def test_a_site_that_has_begun_again_does_not_refuse_what_it_took_before(
+    answer: SiltstoneError,
+) -> None:
+    desk = Desk()
+    desk.view = desk.led_by("b")
+    ticket = desk.submit(writes=True)
+    desk.sent[0][1](None)
+    desk.router.look()
+    desk.sent[1][1](encode_answer(answer))
+    desk.router.look()
+    assert [attempt.number for attempt, _ in desk.sent] == [1, 1, 1]
+    assert not desk.router.withdraw(ticket)
+    second = desk.submit(writes=True)
+    desk.sent[3][1](encode_answer(answer))
+    desk.router.look()
+    # The first answer to an attempt is certain.
+    assert [attempt.number for attempt, _ in desk.sent[3:]] == [2, 3]
+    assert not second.done
 
 
 def test_a_commit_without_an_answer_is_a_new_attempt_in_a_later_term() -> None:
