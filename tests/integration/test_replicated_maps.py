@@ -810,6 +810,28 @@ def test_a_map_that_was_created_again_is_not_dropped_with_the_former_one(three: 
     assert three.rows("a") == {"t": b"2"}
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_map_that_was_made_local_is_not_dropped_with_the_shared_one(
+    three: Three, is_open: bool
+) -> None:
+    """It may have been restored from a backup, because it was dropped by mistake."""
+    three.lead("a")
+    write(three.databases["a"], "t", b"1")
+    identity = identity_of(three.databases["a"])
+    three.settle()
+    three.stores["c"].close()
+    engine = three.engines["c"].reopened()
+    settings = Changes()
+    catalog.put_settings(settings, replace(SETTINGS, backend="local"))
+    engine.write(settings)
+    site = three.sites["c"] = three.logs.site("c")
+    with site.open(three.files["c"], open_engine=lambda _: engine.reopened()) as store:
+        if is_open:
+            store.keyvalue("m", create=False)
+        assert not store.drop_copy("m", identity)
+        assert [row.value for row in store.keyvalue("m", create=False).read()] == [b"1"]
+
+
 def test_a_map_is_not_dropped_while_the_cluster_does_not_answer(three: Three) -> None:
     three.lead("a")
     write(three.databases["b"], "t", b"1")

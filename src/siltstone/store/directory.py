@@ -618,23 +618,24 @@ class Store:
         """
         with self._mutex:
             self._check_writable()
-            if name not in self.keyvalue_names() or self._identity_of(name) != identity:
+            if name not in self.keyvalue_names() or self._shared_identity(name) != identity:
                 return False
             self._drop_keyvalue(name)
             return True
 
-    def _identity_of(self, name: str) -> bytes | None:
-        """Return the identity of a key-value database, None if it was not created completely. The
-        caller holds the lock.
+    def _shared_identity(self, name: str) -> bytes | None:
+        """Return the identity of a replicated key-value database; None if it is local now, or was
+        not created completely. The caller holds the lock.
         """
         known = self._keyvalues.get(name)
         if known is not None and not known.closed:
-            return bytes.fromhex(known.origin.text)
+            is_shared = known.settings.backend != "local"
+            return bytes.fromhex(known.origin.text) if is_shared else None
         directory = self._paths.keyvalue(name)
         self._check_engine(directory)
         engine = self._open_engine(directory)
         try:
-            if not catalog.is_created(engine):
+            if not catalog.is_created(engine) or catalog.read_settings(engine).backend == "local":
                 return None
             return bytes.fromhex(catalog.read_identity(engine).text)
         finally:
