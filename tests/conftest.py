@@ -47,12 +47,15 @@ def pytest_collection() -> Generator[None, object, object]:
     """Collect without the garbage collector, and keep it away from the tests that were collected.
 
     Thousands of tests stay until the end. A collection of garbage would visit them all each time.
+    Tests make many objects and few cycles: with rarer collections, the unit tests take a tenth less
+    processor time.
     """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(100_000, 20, 20)
         gc.enable()
 
 
