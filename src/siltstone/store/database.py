@@ -673,8 +673,8 @@ class Database:
     def _shards(self) -> Shards:
         if self._log is None:
             raise UsageError(
-                f"database {self.name!r} is a key-value database: this is for databases of "
-                f"messages; Store.keyvalue has its other methods"
+                f"{self.name!r} is a key-value database, and only a database of messages can do "
+                f"this; in a program, Store.keyvalue has its other methods"
             )
         return self._log
 
