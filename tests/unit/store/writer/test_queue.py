@@ -157,7 +157,12 @@ def test_calls_that_wait_together_are_one_commit_in_their_order() -> None:
 
 @pytest.mark.parametrize(
     ("items", "size_bytes", "commits"),
-    [(2, 100, [["a", "b"], ["c"]]), (100, 5, [["a"], ["b"], ["c"]]), (1, 1, [["a"], ["b"], ["c"]])],
+    [
+        (2, 100, [["a", "b"], ["c"]]),
+        (100, 5, [["a"], ["b"], ["c"]]),
+        (100, 6, [["a", "b"], ["c"]]),
+        (1, 1, [["a"], ["b"], ["c"]]),
+    ],
 )
 def test_a_commit_holds_no_more_than_its_limits_but_for_one_call(
     items: int, size_bytes: int, commits: list[list[str]]
@@ -226,6 +231,44 @@ def test_closing_commits_what_waits_and_releases_the_layout() -> None:
             submit(writer, Note("b"))
         with pytest.raises(ClosedError):
             writer.order(lambda: None)
+
+
+def test_closing_runs_the_orders_that_wait() -> None:
+    began, go = Event(), Event()
+    events: list[str] = []
+
+    def hold() -> None:
+        began.set()
+        go.wait()
+
+    with writing(Notes()) as writer:
+        writer.order(hold)
+        began.wait()
+        ticket = writer.order(lambda: events.append("order"))
+        closing = Thread(target=writer.close)
+        closing.start()
+        while not writer._closing:  # noqa: SLF001 - nothing else shows it
+            pass
+        go.set()
+        closing.join(10)
+        assert (ticket.done, events) == (True, ["order"])
+
+
+def test_what_a_commit_has_left_counts_alone_for_the_next_flush() -> None:
+    control = Control(flush_interval=1_000, idle_flush_interval=1_000, max_items=10)
+    notes = Notes(flush_settings=control, batch_items_max=6)
+    calls = [Note("a", items=6), Note("b", items=6)]
+    with writing(notes) as writer:
+        with held(writer):
+            submit(writer, *calls)
+            # It makes both be committed, one after the other.
+            ticket = writer.order(lambda: None)
+        ticket.wait(10)
+        submit(writer, last := Note("c", items=6))
+        with pytest.raises(OutcomeUnknownError):
+            last.promise.wait(0.2)
+        writer.close()
+    assert notes.commits == [["a"], ["b"], ["c"]]
 
 
 def test_a_writer_without_work_is_closed_without_a_thread() -> None:
@@ -375,6 +418,28 @@ def test_an_order_that_poisons_the_layout_stops_the_writer() -> None:
             submit(writer, Note("a"))
         writer.close()
     assert notes.commits == []
+
+
+def test_who_hears_of_an_order_that_poisoned_the_layout_finds_the_writer_stopped() -> None:
+    notes = Notes()
+    refused: list[type[Exception]] = []
+
+    def fail() -> None:
+        notes.poisoned = True
+
+    def hear(_: Ticket) -> None:
+        try:
+            submit(writer, Note("next"))
+        except PoisonedError as exc:
+            refused.append(type(exc))
+
+    with writing(notes) as writer:
+        with held(writer):
+            ticket = writer.order(fail)
+            ticket.on_done(hear)
+        ticket.wait(10)
+        writer.close()
+    assert (refused, notes.commits) == ([PoisonedError], [])
 
 
 def test_maintenance_that_poisons_the_layout_stops_the_writer() -> None:
@@ -592,8 +657,27 @@ def test_nobody_is_left_waiting_when_the_thread_ends_by_a_mistake(
             ticket.wait(10)
         with pytest.raises(PoisonedError, match="the thread has ended"):
             submit(writer, Note("c"))
+        assert not writer.withdraw(waiting)
     assert notes.is_released
     assert [record.getMessage() for record in caplog.records] == ["shard_failed"]
+
+
+def test_an_order_that_ends_the_thread_by_a_mistake_changes_no_outcome_before_it() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("mistake")
+
+    with writing(Notes()) as writer:
+        with held(writer):
+            tickets = [writer.order(act) for act in (lambda: None, fail, lambda: None)]
+        tickets[0].wait(10)
+        for ticket in tickets[1:]:
+            with pytest.raises(PoisonedError, match="the thread has ended"):
+                ticket.wait(10)
+        assert [(ticket.done, ticket.error is None) for ticket in tickets] == [
+            (True, True),
+            (True, False),
+            (True, False),
+        ]
 
 
 def test_a_call_that_waits_for_room_is_told_when_the_thread_ends_by_a_mistake() -> None:

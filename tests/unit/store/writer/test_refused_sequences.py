@@ -43,9 +43,25 @@ def test_each_number_that_was_refused_must_come_again() -> None:
 
 def test_a_number_that_is_not_owed_settles_nothing() -> None:
     owed = arrears(3)
+    owed.settle(ANN, 2)
     owed.settle(ANN, 4)
     owed.settle(BO, 3)
     assert owed.first_before(ANN, 9) == 3
+
+
+def test_a_number_that_was_refused_twice_must_come_once() -> None:
+    owed = arrears(3, 3)
+    owed.settle(ANN, 3)
+    assert owed.first_before(ANN, 9) is None
+
+
+def test_a_producer_that_owes_nothing_any_more_takes_no_place() -> None:
+    owed = arrears(producers_max=2)
+    owed.add(BO, 1)
+    owed.add(ANN, 1)
+    owed.settle(ANN, 1)
+    owed.add(CY, 1)
+    assert [owed.first_before(name, 9) for name in (ANN, BO, CY)] == [None, 1, 1]
 
 
 def test_what_is_coming_is_not_waited_for() -> None:
