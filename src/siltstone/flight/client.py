@@ -142,8 +142,8 @@ class NodeClient:
         """Yield the rows of a ticket. All sites have them in the same order, so another site
         continues behind the rows that one had sent before it failed.
 
-        Set `continues` to false if sites may leave out different rows, which they have lost. Then
-        another site only begins. Raises: RetryError.
+        Set `continues` to false if the sites may have lost different rows. Then another site takes
+        over only before the first row. Raises: RetryError.
         """
         taken, failed = 0, 0
         while True:

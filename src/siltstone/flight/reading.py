@@ -187,7 +187,7 @@ def _planned(database: Database, options: ReadOptions, between: object) -> Plan[
 def require_read(database: Database, ends: Mapping[int, int]) -> None:
     """Wait until this site has all rows before these serials, which another site had.
 
-    Raises: RetryError, rather than to return fewer rows.
+    Raises: RetryError, because the read must not return fewer rows.
     """
     if not waits_for(database, ends):
         raise RetryError(
