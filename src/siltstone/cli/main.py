@@ -182,7 +182,8 @@ def execute(args: Sequence[str]) -> int:
         return _refuse(str(exc), 3)
     except OSError as exc:
         if exc.errno in _UNWRITABLE and exc.filename is None:
-            # Only a read or a write of a device fails so; the error does not say which.
+            # Only a read or a write of a device fails in this way. The error does not name the
+            # device.
             acts = "read the input or write" if exc.errno == errno.EIO else "write"
             return _refuse(f"cannot {acts} the output: {_reason(exc)}", 3)
         # A file that the user named: errors of the store's own files are SiltstoneErrors.

@@ -199,7 +199,7 @@ def refound(
     ] = False,
     data: Data = DATA_DEFAULT,
 ) -> None:
-    """Begin a cluster anew that lost the majority of its seeds for good.
+    """Begin a cluster again after it lost the majority of its seeds for good.
 
     Stop all sites that are left. Without --epoch, the command shows how far this site has come:
     run it at each of them, and choose the site with the most records in every shard. Run it there

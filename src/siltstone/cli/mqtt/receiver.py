@@ -22,7 +22,7 @@ class RetainedChoice(Enum):
 
 
 class Receiver:
-    """Writes messages, and calls `full` when it wants no more.
+    """Writes messages, and calls `full` when it has enough.
 
     The messages that it returns as taken are written and flushed, so the server may forget them.
     Messages after the last wanted one are not taken, so a kept session still has them.

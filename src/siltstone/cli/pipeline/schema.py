@@ -128,7 +128,7 @@ def set_(
     database: DatabaseName = "",
     json: Json = False,
 ) -> None:
-    """Choose the type of a column, for when the table is derived again.
+    """Choose the type that a column gets when its table is derived again.
 
     The command works beside a running tier job. Derive the table with 'siltstone pipeline retier'.
 

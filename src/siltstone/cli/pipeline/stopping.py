@@ -24,7 +24,7 @@ class StopRequest:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> None:
-        """Wait, until the job is asked to stop at the latest."""
+        """Wait this long, or until the job is asked to stop."""
         self._event.wait(seconds)
 
     def listen(self) -> None:

@@ -44,7 +44,7 @@ class InputFormat(Enum):
 
 
 class DurabilityChoice(Enum):
-    """What an acknowledged row survives."""
+    """The events that an acknowledged row survives."""
 
     SYNCED = "synced"
     WRITTEN = "written"
