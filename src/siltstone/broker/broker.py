@@ -374,7 +374,8 @@ class Broker:
             self._tell_lost()
 
     def _tell_lost(self) -> None:
-        """Log what was lost since the last line, and wait; end the waiting if nothing was."""
+        """Log the messages that were lost since the last line, and wait; end the waiting if none
+        were."""
         self._is_quiet = self._untold > 0
         if self._is_quiet:
             self._log_lost()

@@ -107,7 +107,8 @@ class File(Protocol):
         ...
 
     def map(self, *, writable: bool) -> memoryview:
-        """Map the whole file, shared; every other map and read_at see what is stored through it.
+        """Map the whole file, shared: every other map and `read_at` see the bytes that are stored
+        through it.
 
         The map outlives close() and removal of the file, until its last view is released.
 

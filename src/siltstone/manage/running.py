@@ -149,7 +149,7 @@ class RunningBroker:
         return self.closed or self._link.is_stale()
 
     def close(self) -> None:
-        """End the connection; the broker releases what it holds for it."""
+        """End the connection; the broker releases everything that it holds for this connection."""
         self._link.close()
 
     def ask(

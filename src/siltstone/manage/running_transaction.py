@@ -209,10 +209,10 @@ class RunningTransaction:
         """Commit and return the serial.
 
         Raises: ConflictError and OverloadedError: nothing happened, and another attempt may
-            succeed. RetryError if the broker cannot be reached. PreconditionError, with the row
-            that was found. QuotaExceededError. OutcomeUnknownError if the connection is lost, or if
-            the time runs out or a write fails while the transaction is being stored: it may be
-            committed. PoisonedError. ClosedError.
+        succeed. RetryError if the broker cannot be reached. PreconditionError, with the row that
+        was found. QuotaExceededError. OutcomeUnknownError if the connection is lost, or if the time
+        runs out or a write fails while the transaction is being stored: it may be committed.
+        PoisonedError. ClosedError.
         """
         self._check_open()
         try:

@@ -25,9 +25,9 @@ def attach(
     """Make a store available by name; return the names.
 
     `catalog` is a database of the session's catalog: it gets a table of all rows with the name of
-    the store's database, and one for each table of the lake. Each query reads the current rows. New
-    tables and columns of the lake come with the next call, and tables that are gone leave. Call it
-    in each session: a persistent catalog keeps the names, but the sources end with the session.
+    the store's database, and one for each table of the lake. Each query reads the current rows. The
+    next call adds new tables and columns of the lake, and removes tables that no longer exist. Call
+    it in each session: a persistent catalog keeps the names, but the sources end with the session.
 
     Raises: UsageError, also if another catalog entry uses the name.
     """

@@ -153,11 +153,11 @@ class Database:
         continue under another name. If a call is refused because of its contents, its sequence can
         be used again until a later one is stored. `timeout` limits the wait for space in the queue.
 
-        Raises: UsageError, OverloadedError, PoisonedError, ClosedError; the ticket raises
-        InvalidTopicError, StorageFullError, QuotaExceededError.
-
         A key-value database stores the rows in one transaction. They may have times of their own.
         It remembers the calls of producers as ids of transactions.
+
+        Raises: UsageError, OverloadedError, PoisonedError, ClosedError; the ticket raises
+        InvalidTopicError, StorageFullError, QuotaExceededError.
         """
         if self._keyed is not None:
             return self._keyed.append(
@@ -199,7 +199,7 @@ class Database:
         """Store a few checked rows on this thread and sync them, if nothing else is under way.
 
         Return a settled ticket. Return None if nothing was stored: the caller then uses `append`. A
-        call takes as long as the disk. After a slow call, all calls return None for a second.
+        call takes as long as the disk. If calls are slow, all calls return None for a while.
         """
         shards = self._writable()
         settings = shards.manifest.settings

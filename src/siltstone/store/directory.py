@@ -255,7 +255,8 @@ class Store:
             return self._open(name)
 
     def _founding(self, name: str, settings: DatabaseSettings) -> Founding[DatabaseSettings]:
-        """Return what is decided once for a new database, by all sites if it is replicated."""
+        """Return the values that are chosen once for a new database, by all sites if it is
+        replicated."""
         if settings.backend == "local":
             return Founding(
                 salt=secrets.randbits(63), created_us=self._clock.now_us(), settings=settings
@@ -474,7 +475,8 @@ class Store:
     def _map_founding(
         self, name: str, settings: KeyValueSettings
     ) -> Founding[KeyValueSettings] | None:
-        """Return what the sites agree on if a new key-value database is replicated, else None.
+        """Return the values on which the sites agree for a replicated key-value database, else
+        None.
 
         Raises: UsageError, OutcomeUnknownError.
         """
@@ -686,7 +688,7 @@ class Store:
                     self._file_lock = None
 
     def _clear_remains(self, directory: PurePath) -> None:
-        """Remove what a crash left of a database that was being created or dropped.
+        """Remove the files that a crash left of a database that was being created or dropped.
 
         Raises: CorruptionError if there are rows that were not dropped.
         """

@@ -1,4 +1,4 @@
-"""One client: what the broker does for each of its packets.
+"""One client: the handling of each of its packets.
 
 This module decides, and writes bytes to the outbox of the session. The channel owns the socket and
 threads. A client is connecting until its CONNECT is accepted or refused, then connected until one

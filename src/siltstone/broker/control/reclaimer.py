@@ -138,7 +138,8 @@ class Reclaimer:
         self._again(_LOOK_SECONDS)
 
     def values(self) -> dict[bytes, str]:
-        """Return the $SYS values: what was reclaimed since the start, and the current holder."""
+        """Return the $SYS values: the reclaimed rows and bytes since the start, and the current
+        holder."""
         drops = self._database.drops
         return {
             b"store/reclaimed/messages": f"{drops.reclaimed_rows}",

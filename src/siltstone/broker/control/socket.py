@@ -4,8 +4,8 @@ A request is one line of JSON, `{"do": name, …}`, with the name of a verb. The
 too, `{"ok": …}` or `{"error": text}`; `manage/wire.py` has the details. Only the user of the broker
 (and root) can use the socket: its mode is 0600.
 
-Verbs that change what the broker has in memory run on the loop, by a function of the broker. All
-other verbs run on a few threads, because they wait for the disk.
+Verbs that change the state in memory run on the loop, by a function of the broker. All other verbs
+run on a few threads, because they wait for the disk.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class LoopShell:
         self._tick = tick
         # An attribute, not a method, because it is called for every packet.
         self.now: Callable[[], float] = loop.time
-        # What is to run, in order, from all threads. A deque may be changed without a lock.
+        # The acts to run, in order, from all threads. A deque may be changed without a lock.
         self._acts: deque[Act] = deque()
         # Whether the loop will call `_run`.
         self._is_due = False

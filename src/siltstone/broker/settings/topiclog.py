@@ -1,4 +1,5 @@
-"""The settings of topic logs: their listener, their files, and what is published to MQTT."""
+"""The settings of topic logs: their listener, their files, and the topics that are published to
+MQTT."""
 
 from __future__ import annotations
 

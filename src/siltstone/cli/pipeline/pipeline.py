@@ -134,7 +134,8 @@ def tier(
 
 
 def _steps(job: Any, stop: StopRequest, *, continuous: bool, pace: float) -> Iterator[Any]:
-    """Yield the batches of a run; a continuous one commits when rows are due, and keeps house."""
+    """Yield the batches of a run. A continuous run commits when rows are due, and maintains the
+    tables."""
     while not stop.asked:
         began = monotonic()
         step = job.step()

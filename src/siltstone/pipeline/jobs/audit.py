@@ -215,7 +215,7 @@ def find_gaps(
 ) -> list[Gap]:
     """Return the gaps between the slabs of the lake, up to the position of the ledger.
 
-    Serials that are in the store, or counted as missing, are no gap.
+    Serials that are in the store, or counted as missing, are not a gap.
     """
     places = {_place(slab): counts.serials for slab, counts in lake.items()}
     missing = {_place(slab.slab): slab.missing for slab in report.slabs}

@@ -144,7 +144,7 @@ def _new_rule(
     customs: Customs,
     begun: str,
 ) -> TableRule:
-    """Return a rule for a structure; `begun` is what its new topics have in common at first."""
+    """Return a rule for a structure; `begun` is the common start of its new topics."""
     levels = text.split("/")
     # A structure that varies at all levels has no word for its name.
     named = levels if levels.count("+") < len(levels) else [begun.rstrip("0123456789"), *levels]

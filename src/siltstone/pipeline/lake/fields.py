@@ -186,7 +186,7 @@ def wider(one: str, other: str) -> str:
 
 
 def evolved(fields: Sequence[Field], found: Mapping[Path, str]) -> tuple[Field, ...]:
-    """Return fields with types that also hold what was found; text holds everything."""
+    """Return fields with types that also hold the found values; text holds everything."""
     return tuple(
         replace(field, kind=evolved_kind(field.kind, found[field.path]))
         if field.path in found

@@ -148,7 +148,7 @@ class SiltstoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @one_line_errors()
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Return the end of the store, what is read, and how far the query is behind.
+        """Return the end of the store, the source of the query, and its lag.
 
         Spark shows it in the progress of a query as latestOffset, and does nothing else with it. It
         asks after it has planned a batch, so the lag is what the query will not have read after it.

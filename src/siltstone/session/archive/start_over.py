@@ -44,7 +44,7 @@ class StartOver:
 def session_in(
     session: SavedSession, origin: DatabaseIdentity
 ) -> tuple[SavedSession, StartOver | None]:
-    """Return a session as it continues in a database, and what it lost if it starts over."""
+    """Return a session as it continues in a database, and its loss if it starts over."""
     if origin.owns(session.identity):
         return replace(session, position=session.position.of(origin.text)), None
     kept = tuple(
@@ -67,7 +67,7 @@ def session_in(
 
 
 def group_in(group: SavedGroup, origin: DatabaseIdentity) -> tuple[SavedGroup, StartOver | None]:
-    """Return a group as it continues in a database, and what it lost if it starts over."""
+    """Return a group as it continues in a database, and its loss if it starts over."""
     if origin.owns(group.identity):
         return replace(group, position=group.position.of(origin.text)), None
     started = replace(group, since=START, position=Position({}, origin.text), done=())

@@ -97,7 +97,7 @@ class ChangeSource:
         found = _Gathering(filters)
         for head, record in _records(view, shard, start, end):
             if number < head.first:
-                # Changes are missing. What was read before them is returned first.
+                # Changes are missing. Return the earlier ones first.
                 if number > start:
                     return found.result(shard, start, number, rows_from)
                 number = rows_from = head.first
@@ -147,7 +147,7 @@ class _Gathering:
         )
 
     def result(self, shard: int, start: int, stop: int, rows_from: int) -> ReadResult:
-        """Return what was found from the start of the read to `stop`."""
+        """Return the changes that were found from the start of the read to `stop`."""
         if not self.serials:
             return ReadResult(start, stop, rows_from, None)
         batch = batch_of(self.changes, shard, self.serials, rows_from, stop)

@@ -20,8 +20,8 @@ from siltstone.store.kv.witness import (
 
 
 def mend(fs: FileSystem, path: PurePath, quarantine: PurePath) -> str:
-    """Repair a damaged database, so that it opens with everything that is left; return a text that
-    says what was done.
+    """Repair a damaged database, so that it opens with everything that is left. Return a
+    description of the repair.
 
     No process may have it open. Replaced files are moved to quarantine. If the list of files is not
     the one that was written, it is rebuilt from the tables and logs in the directory. Writes that
@@ -53,7 +53,7 @@ def _lists_its_files(fs: FileSystem, path: PurePath) -> bool:
             return evidence is None or is_manifest_of(fs, path, evidence)
     except (CorruptionError, DiskError, NotFoundError):
         return False
-    # The witness itself is damaged, so it is no evidence.
+    # The witness itself is damaged, so it proves nothing.
     return True
 
 

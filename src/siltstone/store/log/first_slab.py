@@ -80,7 +80,7 @@ def begin_in_place(
     producers: bytes,
     serial: int,
 ) -> Committer:
-    """Create the directory of a slab and its first segment; remove what a crash left there."""
+    """Create the directory of a slab and its first segment; remove the remains of a crash."""
     place = slab_directory(directory, record.id)
     if fs.exists(place):
         # A crash left it before the manifest named it. No reader has seen a row of it.

@@ -6,8 +6,9 @@
     SETTINGS    JSON    change settings of the database
 
 `parts` is everything that a replica needs to store the record, and `record_of` makes a record of
-parts again. Invariant: what a replica writes comes from the record and from the records before it.
-It asks no clock, and it reads neither its own settings nor the seed file of learned structure.
+parts again. Invariant: everything that a replica writes comes from the record and from the records
+before it. A replica does not read the clock, its own settings, or the seed file of learned
+structure.
 """
 
 from __future__ import annotations

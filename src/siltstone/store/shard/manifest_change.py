@@ -33,7 +33,7 @@ class ManifestChange:
             self._manifest.update(lambda manifest: _with(manifest, staged))
 
     def publish(self) -> None:
-        """Do nothing: the caller tells readers what was dropped."""
+        """Do nothing: the caller tells readers about dropped slabs."""
 
 
 def _with(manifest: Manifest, records: list[DropRecord | SettingsRecord]) -> Manifest:

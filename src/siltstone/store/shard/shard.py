@@ -19,8 +19,9 @@ from siltstone.store.slab.manifest import SlabId
 class Role(Enum):
     """What this process does with the files of a shard.
 
-    A LEADER decides what is written. A FOLLOWER writes what the leader, at another site of the
-    cluster, has committed. A READER reads what another process writes, or has written.
+    A LEADER decides what is written. A FOLLOWER writes the records that the leader, at another site
+    of the cluster, has committed. A READER reads the files that another process writes or has
+    written.
     """
 
     LEADER = "leader"
@@ -83,7 +84,7 @@ class Shard(Protocol):
         """Return the serial after the last readable row, as `end_of` does."""
 
     def close(self) -> SiltstoneError | None:
-        """Store what is queued and release the files; return the error of the last sync."""
+        """Store the queued calls and release the files; return the error of the last sync."""
 
 
 def end_of(slabs: Iterable[Slab]) -> int:

@@ -1,4 +1,5 @@
-"""The shards of a database, each in its role, and what they share: manifest, settings, upkeep."""
+"""The shards of a database, each in its role, and their shared parts: manifest, settings,
+upkeep."""
 
 from __future__ import annotations
 
@@ -116,7 +117,8 @@ class Shards:
             raise
 
     def _lead(self, file: ManifestFile) -> None:
-        """Finish what a crash interrupted, and open the led shards that are needed from now on."""
+        """Finish changes that a crash interrupted, and open the led shards that are needed from the
+        start."""
         file.sweep()
         file.fold()
         for number in copied_shards(self._fs, self._directory):
@@ -224,7 +226,8 @@ class Shards:
         return self.numbered(slab.shard).slab_bytes(slab)
 
     def refresh(self) -> bool:
-        """Read from the disk what other processes have written; return False if there are none.
+        """Read from the disk the rows that other processes have written; return False if there are
+        no other processes.
 
         Readers in this process see each row of a led shard when it becomes visible.
         """
@@ -454,7 +457,7 @@ class Shards:
             lock.release()
 
     def _leads_all(self, act: str) -> Leading:
-        """Return what the led shards have in common, if all shards are led. Raises: UsageError."""
+        """Return the shared state of the led shards, if all shards are led. Raises: UsageError."""
         check_open(closed=self._closing)
         if self._leading is None:
             raise UsageError("the store was opened for reading only")

@@ -293,7 +293,7 @@ class WritableShard:
             self._leading = None
 
     def close(self) -> SiltstoneError | None:
-        """Store what is queued and end the thread; return the error of the last sync.
+        """Store the queued calls and end the thread; return the error of the last sync.
 
         The slabs stay until `release`.
         """

@@ -359,14 +359,14 @@ class ManifestFile:
             return changed
 
     def refresh(self) -> Manifest:
-        """Adopt what the leaders of other shards have changed."""
+        """Adopt the changes of the leaders of other shards."""
         with self._lock:
             self._adopt_others()
             return self.current
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """If the manifest is shared, take its lock and adopt what other leaders have changed."""
+        """If the manifest is shared, take its lock and adopt the changes of other leaders."""
         if self._led is None:
             yield
             return

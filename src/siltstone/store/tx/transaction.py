@@ -328,9 +328,9 @@ class Transaction:
         """Commit and return the serial; a transaction that only read succeeds without the shard.
 
         Raises: ConflictError and OverloadedError: nothing happened, and another attempt may
-            succeed. PreconditionError, with the row that was found. QuotaExceededError.
-            OutcomeUnknownError if the time runs out or a write fails while the transaction is being
-            stored: it may be committed. PoisonedError. ClosedError.
+        succeed. PreconditionError, with the row that was found. QuotaExceededError.
+        OutcomeUnknownError if the time runs out or a write fails while the transaction is being
+        stored: it may be committed. PoisonedError. ClosedError.
         """
         if self._is_effective():
             self._wait(self._hand_in())

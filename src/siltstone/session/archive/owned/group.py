@@ -89,7 +89,7 @@ class OwnedGroup(Owned):
     def start_in(self, origin: DatabaseIdentity) -> StartOver | None:
         """Continue in this database: at the saved position, or at the beginning of a new database.
 
-        In the second case, return what the group lost. The changes are saved with the next save.
+        In the second case, return the loss of the group. The changes are saved with the next save.
         """
         state, started = group_in(self.state, origin)
         self.put_meta(position=Position({}, state.identity), since=state.since)

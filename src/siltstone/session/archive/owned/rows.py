@@ -5,8 +5,8 @@ nothing. A save that updates the index also requires the stored state on which t
 If the save before it failed, this save fails as well, so the index never counts a session twice and
 never misses one.
 
-A save of thousands of filters takes long to prepare, so it can be prepared in parts. What it stores
-is fixed when it begins. A later save or deletion completes the preparation first: they are
+A save of thousands of filters takes long to prepare, so it can be prepared in parts. Its contents
+are fixed when it begins. A later save or deletion completes the preparation first: they are
 submitted in the order in which they began.
 """
 

@@ -155,7 +155,8 @@ class OwnedSession(Owned):
     def start_in(self, origin: DatabaseIdentity) -> StartOver | None:
         """Continue in this database: at the saved position, or at the beginning of a new database.
 
-        In the second case, return what the session lost. The changes are saved with the next save.
+        In the second case, return the loss of the session. The changes are saved with the next
+        save.
         """
         state, started = session_in(self.state, origin)
         self.put_meta(position=Position({}, state.identity), unclean=state.unclean)

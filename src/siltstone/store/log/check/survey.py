@@ -15,7 +15,7 @@ from siltstone.store.segment.index import DIGEST, SealedIndex, SegmentIndex, dec
 from siltstone.store.segment.segment import SEGMENT_HEADER_BYTES, Segment, open_segment
 from siltstone.store.segment.sift import index_path
 
-# Repair does not touch this: only the user knows what it is.
+# Repair does not touch this file: only the user knows its purpose.
 NAME_TAKEN: Final = "something that is not a file has the name of the index"
 _UNLIKE: Final = "the index does not match its segment"
 

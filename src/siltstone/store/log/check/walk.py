@@ -131,7 +131,7 @@ class Walk:
     def _note_hole(self, position: int, header: FrameHeader) -> None:
         lost = lost_serials(header.first_serial, header.row_count)
         if header.row_count == 0 and self._index.frame_count == 2:
-            # Directly after the state frame it stands for a whole file.
+            # Directly after the state frame, the hole replaces a whole file.
             lost = "an unknown number of rows is lost"
         self._survey.note(position, f"hole: {lost}")
 

@@ -89,7 +89,7 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 
 def _result(values: dict[str, Any]) -> Rewritten:
-    """Return what a process has written. Raises: the error that it reports."""
+    """Return the result of a process. Raises: the error that it reports."""
     match values.get("error"):
         case None:
             return Rewritten(

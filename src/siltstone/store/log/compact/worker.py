@@ -38,7 +38,7 @@ class _Pace:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Compact one segment; return what was written, or why not."""
+    """Compact one segment; return the result, or the error."""
     source, target = PurePath(request["source"]), PurePath(request["target"])
     try:
         made = rewrite_segment(PosixFileSystem(), source, target, _Pace(request["rest"]))
@@ -70,7 +70,7 @@ def main() -> None:
         try:
             answers.write(f"{json.dumps(answer(json.loads(line)))}\n".encode())
         except BrokenPipeError:
-            # The broker was killed. Its next start finishes or removes what was written.
+            # The broker was killed. Its next start finishes or removes the written files.
             return
 
 

@@ -504,7 +504,7 @@ def frames_of_slab(
 
 
 def count_chosen(slab: Slab, matches: Sequence[Match], span: Span, report: ReadReport) -> None:
-    """Count what a read of a slab would look at; no frame is opened."""
+    """Count the frames and rows that a read of a slab would examine; no frame is opened."""
     streams = [match.stream.id for match in matches]
     for _ in frames_of_slab(slab, streams, needed_for(matches), span, ALL_SERIALS, report):
         pass

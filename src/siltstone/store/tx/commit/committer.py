@@ -452,7 +452,7 @@ class TransactionCommitter:
         self._staged = record
 
     def sync(self) -> None:
-        """Write what is staged, durably. Raises: the errors of the engine."""
+        """Write the staged changes, durably. Raises: the errors of the engine."""
         staged = self._staged
         assert staged is not None
         if staged.kind == RecordKind.KV:

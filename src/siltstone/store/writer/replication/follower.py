@@ -4,7 +4,7 @@ counts.
 Invariants:
 - a message is counted once, in the order of the log; a gap or damage is fetched, never skipped;
 - after STOPPED nothing changes any more;
-- readers see what has counted, and nothing else.
+- readers see messages that have counted, and nothing else.
 
 The position and the table of producers come from the marks of this site when it starts, and from
 those of a peer when it jumps. Both belong together, with the bytes of the unfinished parts.
@@ -58,7 +58,7 @@ class FollowerStatus(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogBounds:
-    """What a log contains: its first and last sequence, and the nonce of its GENESIS.
+    """The bounds of a log: its first and last sequence, and the nonce of its GENESIS.
 
     An empty log has last = first - 1.
     """

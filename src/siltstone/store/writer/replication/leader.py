@@ -43,7 +43,8 @@ from siltstone.store.writer.replication.messages import (
 from siltstone.store.writer.replication.producers import Producers, make_producer
 from siltstone.store.writer.replication.rule import LogPosition, link
 
-# Records under way: 4 for rows; key-value shards use 1, because their checks need what counted.
+# Records under way: 4 for rows. Key-value shards use 1, because their checks need the applied
+# state.
 WINDOW: Final = 4
 
 DEPOSED: Final = "another leader was elected before the call was stored"

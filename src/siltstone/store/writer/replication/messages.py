@@ -43,7 +43,7 @@ RECORD_KINDS: Final = frozenset(MessageKind) - {MessageKind.TERM, MessageKind.GE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a record stands in the history of its shard, as its leader knew the history.
+    """The place of a record in the history of its shard, as its leader knew the history.
 
     `chain` is the chain before the record. `root` is the chain after the message that opened the
     term. `seen` is the index that the leader had counted when it froze the bytes.
@@ -88,7 +88,7 @@ class Genesis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """The claim of a site to lead. `root` names the history on which the claimant stands."""
+    """The claim of a site to lead. `root` identifies the history that the claimant has."""
 
     epoch: int
     term: int

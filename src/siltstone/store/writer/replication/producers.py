@@ -28,7 +28,7 @@ _RETIRED: Final = 2
 
 
 class Producers:
-    """The table of one shard: what has counted."""
+    """The table of one shard: the calls that have counted."""
 
     def __init__(self) -> None:
         self._last: dict[bytes, int] = {}
