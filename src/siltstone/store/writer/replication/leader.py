@@ -43,8 +43,8 @@ from siltstone.store.writer.replication.messages import (
 from siltstone.store.writer.replication.producers import Producers, make_producer
 from siltstone.store.writer.replication.rule import LogPosition, link
 
-# Records under way: 4 for rows. Key-value shards use 1, because their checks need the applied
-# state.
+# The default for the most records under way. The commit log of a shard waits for each record, so it
+# never has more than one.
 WINDOW: Final = 4
 
 DEPOSED: Final = "another leader was elected before the call was stored"
