@@ -12,9 +12,9 @@ The syntax is that of the acl_file of Mosquitto; `client` and `subscribe` are ex
 
 Invariants: everything that no line allows is refused. A deny line has precedence over all other
 lines, wherever it stands. A client gains nothing by its name. A pattern that allows is ignored for
-a name that contains a wildcard or a slash, or that would make the topic begin with $. A pattern
-that denies covers, for a name with a wildcard or a slash, all topics that begin with the levels
-before the name: it denies at least what it denies for any other name.
+a name that contains a wildcard or a slash, or that would make the topic begin with $. If a name
+contains a wildcard or a slash, a pattern that denies covers all topics that begin with the levels
+before the name. So it denies at least as much as for any other name.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def is_last(first: int, delivery: Delivery) -> bool:
 
 
 def grow_old(delivery: Delivery, now: float) -> None:
-    """[MQTT-3.3.2-6]: reduce the expiry interval by the time that the message has waited."""
+    """Reduce the expiry interval by the time that the message has waited [MQTT-3.3.2-6]."""
     if delivery.expires_at != NEVER:
         left_us = round((delivery.expires_at - now) * SECOND_US)
         delivery.properties = with_time_left(delivery.properties, left_us)

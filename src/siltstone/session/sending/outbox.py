@@ -555,7 +555,8 @@ class Outbox:
             self._write_message(topic, payload, flags, delivery.packet_id, delivery.properties)
 
     def _exceeds(self, topic: bytes, payload: bytes, flags: int, properties: bytes) -> bool:
-        """[MQTT-3.1.2-24]: too large, not sent; [MQTT-3.1.2-25]: handled as if it had been sent."""
+        """Return whether a message is too large for the client; count it as dropped then. It is not
+        sent [MQTT-3.1.2-24], and handled as if it had been sent [MQTT-3.1.2-25]."""
         if self._publishes.fits(topic, payload, flags, properties):
             return False
         self._too_large += 1

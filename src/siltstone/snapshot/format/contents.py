@@ -92,7 +92,7 @@ class BoundedContents:
     """
 
     def __init__(self, memory_bytes_max: int, create: Callable[[], File]) -> None:
-        """`create` creates the file when it is first needed."""
+        """Call `create` when the file is first needed."""
         self._left_bytes = memory_bytes_max
         self._create = create
         self._file: File | None = None

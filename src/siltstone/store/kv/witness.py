@@ -1,8 +1,9 @@
 """The witness: a file beside the files of RocksDB that says what RocksDB must still have.
 
-RocksDB does not notice that the end of its MANIFEST or of its log is missing. A MANIFEST whose tail
-is cut or zeroed, or has a length that reaches past the end of the file, opens as an older database,
-and the tables that only the lost part names are removed. WITNESS records how far both had come.
+RocksDB does not notice that the end of its MANIFEST or of its log is missing. If the tail of a
+MANIFEST is cut or zeroed, or has a length that reaches past the end of the file, RocksDB opens an
+older database, and removes the tables that only the lost part names. WITNESS records how far both
+had come.
 
     0   magic 8 | MANIFEST number u64 | its bytes u64 | CRC-32C of these bytes u32 | zero u32
     32  sequence number u64 | CRC-32C of the 40 bytes before u32

@@ -175,7 +175,7 @@ class Leader:
         return self._freeze(MessageKind.RETIRE, [make_producer(site, number)], [])
 
     def ask(self, request: int) -> list[Action]:
-        """Confirm, when a BARRIER published after this question has counted, that we lead."""
+        """Confirm that we lead, when a BARRIER published after this question has counted."""
         self._questions.append(WaitingRequest(Waits.QUESTION, request))
         return self.freeze_waiting()
 
