@@ -375,7 +375,8 @@ class Broker:
 
     def _tell_lost(self) -> None:
         """Log the messages that were lost since the last line, and wait; end the waiting if none
-        were."""
+        were.
+        """
         self._is_quiet = self._untold > 0
         if self._is_quiet:
             self._log_lost()

@@ -256,7 +256,8 @@ class Store:
 
     def _founding(self, name: str, settings: DatabaseSettings) -> Founding[DatabaseSettings]:
         """Return the values that are chosen once for a new database, by all sites if it is
-        replicated."""
+        replicated.
+        """
         if settings.backend == "local":
             return Founding(
                 salt=secrets.randbits(63), created_us=self._clock.now_us(), settings=settings

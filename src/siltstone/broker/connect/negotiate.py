@@ -1,5 +1,6 @@
 """The negotiated values of a connection: a pure function of the CONNECT and the limits of the
-broker."""
+broker.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _NO_PACKET_LIMIT: Final = 0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Negotiated:
     """The negotiated values of one connection. A packet size limit or keep alive of 0 means
-    none."""
+    none.
+    """
 
     client_id: str
     keep_alive_seconds: int

@@ -139,7 +139,8 @@ class Reclaimer:
 
     def values(self) -> dict[bytes, str]:
         """Return the $SYS values: the reclaimed rows and bytes since the start, and the current
-        holder."""
+        holder.
+        """
         drops = self._database.drops
         return {
             b"store/reclaimed/messages": f"{drops.reclaimed_rows}",

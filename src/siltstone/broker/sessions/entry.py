@@ -75,7 +75,8 @@ def is_turned_away(broker: Broker, visitor: EnteringClient, client_id: str) -> b
 
 def is_stranger(visitor: EnteringClient, session: Session | None, identity: Identity) -> bool:
     """Refuse a client whose client id has a session of another user; return whether it was
-    refused."""
+    refused.
+    """
     if session is None or session.user == identity.user:
         return False
     _refuse_stranger(visitor)

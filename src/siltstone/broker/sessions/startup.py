@@ -200,7 +200,8 @@ def _host(store: Store, broker: Broker) -> Host:
 
 def _reclaim_if_set(store: Store, broker: Broker, request: ConfigureDatabase) -> None:
     """Start the reclaimer when the setting was switched on. Without the setting, it does
-    nothing."""
+    nothing.
+    """
     name = broker.settings.storage.database
     if request.database == name and broker.durables is not None and broker.reclaimer is None:
         database = store.database(name)

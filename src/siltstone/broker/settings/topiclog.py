@@ -1,5 +1,6 @@
 """The settings of topic logs: their listener, their files, and the topics that are published to
-MQTT."""
+MQTT.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ class SnapshotLoad:
 
     def __init__(self, broker: Broker, contents: BoundedContents) -> None:
         """Load payloads from `contents`. Take memory from it, and leave payloads that have no room
-        in it."""
+        in it.
+        """
         self._broker = broker
         self._contents = contents
         self._now = broker.shell.now()

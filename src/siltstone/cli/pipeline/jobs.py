@@ -501,7 +501,8 @@ def _roll_on(
     jobs: Any, spark: Any, settings: Any, checkpoint: str, *, continuous: bool
 ) -> dict[str, Any]:
     """Run a stream until it ends, or until Ctrl-C if it is continuous; return the number of rows
-    that it has read."""
+    that it has read.
+    """
     trigger = {"processingTime": "5 seconds"} if continuous else {"availableNow": True}
     query = jobs.stream_rollup(spark, settings, checkpoint=checkpoint, trigger=trigger)
     try:

@@ -135,7 +135,8 @@ def tier(
 
 def _steps(job: Any, stop: StopRequest, *, continuous: bool, pace: float) -> Iterator[Any]:
     """Yield the batches of a run. A continuous run commits when rows are due, and maintains the
-    tables."""
+    tables.
+    """
     while not stop.asked:
         began = monotonic()
         step = job.step()

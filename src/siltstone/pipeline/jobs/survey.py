@@ -29,7 +29,8 @@ Samples = dict[str, list[bytes]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Customs:
     """The inputs for new rules: decoders by topic filter, the partition, names that are not
-    free."""
+    free.
+    """
 
     decode: Mapping[str, Decoder]
     partition: Partition

@@ -556,7 +556,8 @@ class Outbox:
 
     def _exceeds(self, topic: bytes, payload: bytes, flags: int, properties: bytes) -> bool:
         """Return whether a message is too large for the client; count it as dropped then. It is not
-        sent [MQTT-3.1.2-24], and handled as if it had been sent [MQTT-3.1.2-25]."""
+        sent [MQTT-3.1.2-24], and handled as if it had been sent [MQTT-3.1.2-25].
+        """
         if self._publishes.fits(topic, payload, flags, properties):
             return False
         self._too_large += 1

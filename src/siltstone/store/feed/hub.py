@@ -418,7 +418,8 @@ class FeedHub:
 
     def _near(self, shard_feeds: ShardFeeds, feed: Feed) -> dict[FilterGroup, None]:
         """Return the groups of all feeds whose place this read may reach; the group of `feed` is
-        first."""
+        first.
+        """
         place = feed.places[shard_feeds.shard]
         groups: dict[FilterGroup, None] = {feed.group: None}
         filters = len(feed.group.filters)

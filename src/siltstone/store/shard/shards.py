@@ -1,5 +1,6 @@
 """The shards of a database, each in its role, and their shared parts: manifest, settings,
-upkeep."""
+upkeep.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +119,8 @@ class Shards:
 
     def _lead(self, file: ManifestFile) -> None:
         """Finish changes that a crash interrupted, and open the led shards that are needed from the
-        start."""
+        start.
+        """
         file.sweep()
         file.fold()
         for number in copied_shards(self._fs, self._directory):

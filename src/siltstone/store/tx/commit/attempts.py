@@ -104,7 +104,8 @@ class AttemptSender:
 
     def counted_term(self, term: int) -> list[int]:
         """Record that a term counted; return the open attempts of earlier terms, which never
-        count."""
+        count.
+        """
         past = [number for number, of in self._open.items() if of < term]
         for number in past:
             del self._open[number]

@@ -79,7 +79,8 @@ class LogPosition:
 
     def mark(self) -> LogPosition:
         """Return the position from which a restart continues: just behind the last message that
-        counted."""
+        counted.
+        """
         return replace(self, sequence=self.marked)
 
 

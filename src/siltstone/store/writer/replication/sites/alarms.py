@@ -43,7 +43,8 @@ class Alarm:
 @dataclass(frozen=True, slots=True)
 class AlarmChanges:
     """The alarms that were raised and cleared since the last look, with the texts of the raised
-    ones."""
+    ones.
+    """
 
     raised: Mapping[Alarm, str]
     cleared: frozenset[Alarm]

@@ -103,7 +103,8 @@ def join(
 
 def _may_join(placement: ShardSites, synced: int, members: Mapping[str, int]) -> bool:
     """Return whether a site with this synced position has everything that an in-sync site must
-    have."""
+    have.
+    """
     reported = [members[one] for one in placement.insync if one in members]
     return bool(reported) and synced >= min(reported) and synced + 1 >= placement.trim
 
