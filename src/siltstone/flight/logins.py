@@ -41,7 +41,11 @@ class Logins(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # no types 
         self._access = access
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> CallLogin:
-        """Read the header. Raises: FlightUnauthenticatedError for a handshake that fails."""
+        """Read the header.
+
+        Raises: FlightUnauthenticatedError for a refused handshake, FlightServerError if the login
+        could not be checked.
+        """
         header = str(next(iter(headers.get(_HEADER, [])), ""))
         if info.method != flight.FlightMethod.HANDSHAKE:
             return CallLogin(header)

@@ -306,8 +306,9 @@ class Spool:
         The reason is written beside that file, as `<name>.reason.txt`. Without a destination, no
         space is needed.
 
-        Raises: NoSuchEntryError; ExistsError if another file has that name; CorruptionError,
-        StorageFullError: the entry still exists; PoisonedError when the entry may reappear.
+        Raises: NoSuchEntryError; UsageError for a reason without a destination; ExistsError if
+            another file has that name; CorruptionError, StorageFullError: the entry still exists;
+            PoisonedError when the entry may reappear.
         """
         self._check_writable()
         if reason is not None:

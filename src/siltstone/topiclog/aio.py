@@ -133,7 +133,10 @@ class AsyncTopicLogClient:
 
     @classmethod
     async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> Self:
-        """Connect and exchange HELLO. Raises: RetryError if there is no server, ProtocolError."""
+        """Connect and exchange HELLO.
+
+        Raises: RetryError without a server; UsageError for an invalid host name; ProtocolError.
+        """
         loop = asyncio.get_running_loop()
         try:
             _, wire = await loop.create_connection(_Wire, host, port)

@@ -62,7 +62,10 @@ class TopicLogClient:
     def __init__(
         self, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, timeout: float = 30.0
     ) -> None:
-        """Connect and exchange HELLO. Raises: RetryError if there is no server, ProtocolError."""
+        """Connect and exchange HELLO.
+
+        Raises: RetryError without a server; UsageError for an invalid host name; ProtocolError.
+        """
         self._timeout = timeout
         self._next_id = 1
         self._subscription: TopicReader | None = None

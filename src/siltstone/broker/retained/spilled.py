@@ -17,7 +17,7 @@ from typing import Final
 from siltstone.broker.retained.log import Retained
 from siltstone.session.sending.delivery import Spilled
 
-# What the index of topics has for a topic.
+# An entry of the index of topics.
 Kept = Retained | Spilled
 
 _HEAD: Final = struct.Struct("<qqBHIIIQ")

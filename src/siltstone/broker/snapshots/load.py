@@ -52,7 +52,7 @@ _MESSAGE_BYTES: Final = 100
 _RUN_MESSAGES: Final = 250
 _RUN_BYTES: Final = 256 * 1024
 # After this many records, check that a limit of the address space leaves room for the threads and
-# buffers of a running broker. Compiled code cannot survive that a small object has no room.
+# buffers of a running broker. Compiled code cannot survive a failed allocation of a small object.
 _CHECKED_RECORDS: Final = 1000
 _NEEDED_BYTES: Final = 32 * 1024 * 1024
 # Replaces an expiry time of 0, which would mean never.
