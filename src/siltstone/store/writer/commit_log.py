@@ -64,7 +64,7 @@ class CommitLog(Protocol):
     """Decides when a record is committed."""
 
     def commit(self, record: Record, replica: Replica, *, sync: bool) -> None:
-        """Return when the record is committed; `sync` asks that it is durable on this machine.
+        """Wait until the record is committed. `sync` asks that it is durable on this machine.
 
         A shared log may be durable without the disk of this machine. Raises: the errors of the
         replica; NotLeaderError and OutcomeUnknownError of a shared log.
