@@ -19,6 +19,7 @@ from siltstone.fs.api import FileSystem
 from siltstone.fs.publish import sweep_temporaries
 from siltstone.store.log.slab import Slab, bounds_of
 from siltstone.store.log.write.committer import Committer
+from siltstone.store.segment.ahead import settle_prepared
 from siltstone.store.segment.body import encode_state
 from siltstone.store.segment.chain import (
     ChainWriter,
@@ -137,6 +138,7 @@ def reopen_slab(
 ) -> tuple[Committer, RecoveryReport]:
     """Open the current slab of a shard for writing, with recovery. Raises: CorruptionError."""
     sweep_temporaries(fs, directory)
+    settle_prepared(fs, directory, identity.seed, identity.owns)
     listed = fs.list(directory)
     bounds = bounds_of(record, identity.seed)
     entries, foreign = list_segments(fs, directory, listed, bounds)
@@ -265,8 +267,7 @@ def _rebuild_index(fs: FileSystem, handle: SegmentHandle, settings: DatabaseSett
 def _check_identity(segment: Segment, identity: SlabIdentity) -> None:
     """Raise CorruptionError if the header of a segment names another slab."""
     header = segment.header
-    found = (header.database, header.shard, header.generation, header.seed)
-    if found != (identity.database, identity.shard, identity.generation, identity.seed):
+    if not identity.owns(header):
         raise CorruptionError(
             f"the segment belongs to another slab: database={header.database!r} "
             f"shard={header.shard} "

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import PurePath
 from typing import Final
 
-from siltstone.errors import CorruptionError
+from siltstone.errors import CorruptionError, StorageFullError
 from siltstone.fs.api import DirectoryEntry, EntryKind, FileSystem
 from siltstone.fs.publish import move_aside, replace_file
+from siltstone.store.segment.ahead import (
+    Errand,
+    PreparedSegment,
+    begin_prepared,
+    discard,
+    prepare_segment,
+)
 from siltstone.store.segment.body import encode_state
 from siltstone.store.segment.frame import HEADER_BYTES, PRODUCERS, STATE, FrameHeader
 from siltstone.store.segment.index import SegmentSummary, decode_index, encode_index
@@ -275,6 +283,16 @@ def _base_serial(handle: SegmentHandle) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """A segment that accepts no more frames and has no index yet, and what the index gets."""
+
+    handle: SegmentHandle
+    segment: Segment
+    structure: bytes
+    producers: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlabIdentity:
     """The fields that the headers of all segments of a slab share."""
 
@@ -285,9 +303,19 @@ class SlabIdentity:
     salt: int = 0
     topic: str = ""
 
+    def owns(self, header: SegmentHeader) -> bool:
+        """Return whether a segment with this header belongs to the slab."""
+        found = (header.database, header.shard, header.generation, header.seed)
+        return found == (self.database, self.shard, self.generation, self.seed)
+
 
 class ChainWriter:
-    """Writes the end of a chain. It belongs to the committer of the shard."""
+    """Writes the end of a chain. It belongs to the committer of the shard.
+
+    When a segment is nearly full, a thread of its own prepares the next one. If it is ready in
+    time, a new segment takes one sync of a file. The thread also writes the index of the segment
+    before it, later. Both threads never work on the same thing: the owner waits for the other.
+    """
 
     def __init__(
         self,
@@ -307,6 +335,14 @@ class ChainWriter:
         # See SegmentWriter.
         self._notes_sync = True
         self._packs = packs
+        # Whether an index is missing, or the last errand may have an error.
+        self.is_unfinished = False
+        # Belong to the errand while it is under way.
+        self._errand = Errand()
+        self._prepared: PreparedSegment | None = None
+        # Whether there was no space to prepare the segment after the active one.
+        self._gave_up = False
+        self._ended: list[_Ended] = []
 
     @property
     def seed(self) -> int:
@@ -388,7 +424,7 @@ class ChainWriter:
             topic=self._identity.topic,
             packs=self._packs,
         )
-        writer = create_segment(self._fs, self.chain.directory, header, state, body)
+        writer = self._created(header, state, body, is_new=kept is self.chain.handles)
         if claim is not None:
             next_serial, last_us = claim
             # Claim the space before another thread can take a room in the segment.
@@ -398,11 +434,82 @@ class ChainWriter:
             self.active.close()
         writer.notes_sync = self._notes_sync
         self.active = writer
+        self._gave_up = False
         handle = SegmentHandle(self._fs, writer.segment.path, writer.segment)
         self.chain.handles = (*kept, handle)
 
+    def _created(
+        self, header: SegmentHeader, state: FrameHeader, body: bytes, *, is_new: bool
+    ) -> SegmentWriter:
+        """Create a segment, in the prepared file if there is one of its size."""
+        self._errand.wait()
+        directory = self.chain.directory
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            name = segment_path(directory, header.base_serial)
+            if is_new and len(prepared.view) == header.file_bytes and not self._fs.exists(name):
+                return begin_prepared(self._fs, directory, prepared, header, state, body)
+            discard(self._fs, prepared)
+        self._write_indexes()
+        return create_segment(self._fs, directory, header, state, body)
+
+    def prepare_ahead(self) -> None:
+        """Let a thread prepare the next segment and write the index of the one before, if that is
+        due. Raises: the error of the last time.
+        """
+        if self._errand.is_under_way:
+            return
+        self._errand.wait()
+        self.is_unfinished = len(self._ended) > 0
+        active = self.active
+        is_due = active is not None and active.is_nearly_full() and not self._gave_up
+        wants = is_due and self._prepared is None
+        if wants or self._ended:
+            place = f"{self._identity.shard}-{self._identity.generation}"
+            self.is_unfinished = True
+            self._errand.begin(f"siltstone-ahead-{place}", self._prepare)
+
+    def wait_ahead(self) -> None:
+        """Wait until the thread that prepares has ended. Raises: its error."""
+        self._errand.wait()
+
+    def _prepare(self) -> None:
+        self._write_indexes()
+        active = self.active
+        if self._prepared is None and active is not None and active.is_nearly_full():
+            file_bytes = active.segment.header.file_bytes
+            # On a full disk, the segment is created when it is needed, or refused then.
+            self._gave_up = True
+            with suppress(StorageFullError):
+                self._prepared = prepare_segment(self._fs, self.chain.directory, file_bytes)
+                self._gave_up = False
+
+    def end(self, *, structure: bytes, producers: bytes) -> None:
+        """End the active segment: it accepts no more frames. If the next one is prepared, its index
+        is written later.
+        """
+        self._errand.wait()
+        assert self.active is not None
+        # The rebuilt index of a segment with a reserved serial would reach past the next segment.
+        if self._prepared is None or self.active.segment.reserved_serial:
+            self.seal(structure=structure, producers=producers)
+            return
+        ended = _Ended(
+            handle=self.chain.handles[-1],
+            segment=self.active.segment,
+            structure=structure,
+            producers=producers,
+        )
+        self._ended.append(ended)
+        self.is_unfinished = True
+        self._sealed_bytes += self.active.allocated_bytes
+        self.active.close()
+        self.active = None
+
     def seal(self, *, structure: bytes, producers: bytes) -> None:
         """Write the index of the active segment. The segment accepts no more frames after this."""
+        self._errand.wait()
+        self._write_indexes()
         assert self.active is not None
         segment = self.active.segment
         seal_segment(self._fs, segment, structure=structure, producers=producers)
@@ -410,6 +517,25 @@ class ChainWriter:
         self.chain.handles[-1].summary = segment.index.summary()
         self.active.close()
         self.active = None
+
+    def finish(self) -> None:
+        """Write the indexes that are missing, and remove the prepared file. Raises: DiskError."""
+        self._errand.wait()
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            discard(self._fs, prepared)
+        self._write_indexes()
+
+    def _write_indexes(self) -> None:
+        """Make the names of the segments durable, and write the indexes that are missing."""
+        while self._ended:
+            ended = self._ended[0]
+            self._fs.sync_directory(self.chain.directory)
+            seal_segment(
+                self._fs, ended.segment, structure=ended.structure, producers=ended.producers
+            )
+            ended.handle.summary = ended.segment.index.summary()
+            del self._ended[0]
 
 
 def state_header(body: bytes, sections: int, *, serial: int, timestamp_us: int) -> FrameHeader:

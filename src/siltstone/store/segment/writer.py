@@ -40,6 +40,9 @@ _ALLOCATE_MIN: Final = 64 * 1024
 _ALLOCATE_MAX: Final = 16 * 1024 * 1024
 # Maintenance allocates the next step when less than this is left.
 _AHEAD_MAX: Final = 1024 * 1024
+# The next segment is prepared when less than this is left, or less than a quarter.
+_LEFT_MAX: Final = 16 * 1024 * 1024
+PREPARED_BYTES_MIN: Final = 256 * 1024
 # After this many frames, the word index may need some. It takes a thousand at a time.
 _WORDS_EVERY: Final = 64
 # A larger frame is written in two steps, body and header, and then synced: joining them is a copy.
@@ -130,6 +133,11 @@ class SegmentWriter:
         # Whether the marks in the header of the segment are behind the disk.
         self.has_old_marks = False
         self._unpublished: list[tuple[int, FrameHeader, Directory]] = []
+        size = segment.header.file_bytes
+        # Small segments are not prepared: it would double the work of a small slab.
+        self._nearly_full = size
+        if size >= PREPARED_BYTES_MIN:
+            self._nearly_full = size - min(_LEFT_MAX, size // 4)
         # How many frames were published since the word index was last looked at.
         self._unindexed = _WORDS_EVERY
 
@@ -165,6 +173,10 @@ class SegmentWriter:
         may be otherwise.
         """
         return self._allocated - self._end < min(_AHEAD_MAX, self._allocated // 4)
+
+    def is_nearly_full(self) -> bool:
+        """Return whether the next segment should be prepared. From any thread, like `is_short`."""
+        return self._end > self._nearly_full
 
     def allocate_ahead(self) -> None:
         """Allocate the next step of disk space if most of the allocated space is used, so that the

@@ -41,6 +41,7 @@ from siltstone.store.log.check.soundness import TopicRules
 from siltstone.store.log.check.survey import NAME_TAKEN, load_index, survey_segment
 from siltstone.store.log.opening import identity_of, slab_directory
 from siltstone.store.log.slab import bounds_of
+from siltstone.store.segment.ahead import settle_prepared
 from siltstone.store.segment.body import encode_state
 from siltstone.store.segment.chain import (
     lost_segments,
@@ -156,6 +157,7 @@ class _SlabMender:
         """Repair all segments; return the end of the last one."""
         if not self._fs.exists(self._place):
             create_directories(self._fs, self._place)
+        settle_prepared(self._fs, self._place, self._identity.seed, self._identity.owns)
         self.findings += put_back(self._fs, self._place, self._identity, self._quarantine_directory)
         listed = self._fs.list(self._place)
         lost = lost_segments(self._fs, self._place, listed)

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import Final
 
 from siltstone.errors import CorruptionError, NotFoundError
-from siltstone.fs.api import EntryKind, FileSystem
+from siltstone.fs.api import DirectoryEntry, EntryKind, FileSystem
 from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.store.log.check.findings import End, Expected, Finding, Severity
 from siltstone.store.log.check.repair import mend_database, slabs_of
@@ -24,6 +24,7 @@ from siltstone.store.log.check.soundness import TopicRules
 from siltstone.store.log.check.survey import survey_segment
 from siltstone.store.log.opening import identity_of, slab_directory
 from siltstone.store.log.slab import bounds_of
+from siltstone.store.segment.ahead import PREPARED, begun_header
 from siltstone.store.segment.chain import lost_segments, order_problem
 from siltstone.store.segment.segment import segment_path
 from siltstone.store.segment.sift import index_path, list_segments
@@ -201,7 +202,9 @@ class _Check:
         bounds = bounds_of(record, identity.seed)
         entries, foreign = list_segments(self._fs, place, listed, bounds)
         for name in foreign:
-            if (place / name) not in owned:
+            if name == PREPARED:
+                self._prepared(place, listed)
+            elif (place / name) not in owned:
                 self._stranger(place / name)
         if not entries:
             self._find(place, "the slab does not have a segment")
@@ -210,12 +213,17 @@ class _Check:
         before: End | None = None
         for number, entry in enumerate(entries):
             last = number == len(entries) - 1
+            is_current = record.state is SlabState.CURRENT
+            # The index of the segment before the last one is written later, or at the next start.
+            is_open = (
+                is_current and number == len(entries) - 2 and not self._has_index(place, entry)
+            )
             expected = Expected(
                 identity=identity,
                 record=record,
                 before=before,
                 next_base=next_base if last else bases[number + 1],
-                closed=not last or record.state is not SlabState.CURRENT,
+                closed=not is_current or not (last or is_open),
             )
             path = place / entry.name
             survey = survey_segment(self._fs, path, expected, rules)
@@ -236,6 +244,17 @@ class _Check:
                 f"a segment is missing: the first one must begin with serial {record.first_serial}"
             )
             self._find(place, problem)
+
+    def _has_index(self, place: PurePath, entry: DirectoryEntry) -> bool:
+        return self._fs.exists(index_path(place / entry.name))
+
+    def _prepared(self, place: PurePath, listed: list[DirectoryEntry]) -> None:
+        """Report a prepared segment if it has a header: a power cut has taken back its name."""
+        entry = next(each for each in listed if each.name == PREPARED)
+        if begun_header(self._fs, place / PREPARED, entry) is not None:
+            self._find(
+                place / PREPARED, "a segment without its name; the next start names it", "note"
+            )
 
     def _strangers(self, manifest: Manifest) -> None:
         """Report files and directories that the manifest does not name."""

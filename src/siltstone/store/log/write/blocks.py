@@ -6,8 +6,8 @@ from array import array
 
 from crc32c import crc32c
 
+from siltstone.store.log.write.block_body import encode_apart, encode_inline, frame_bytes_max
 from siltstone.store.log.write.frame_builder import Block, BuiltFrame
-from siltstone.store.segment.block import encode_apart, encode_inline, frame_bytes_max
 from siltstone.store.segment.body import StreamRows
 from siltstone.store.segment.frame import APART, PLAIN
 from siltstone.store.segment.writer import SegmentWriter

@@ -251,6 +251,28 @@ class Committer:
         with suppress(StorageFullError):
             active.allocate_ahead()
 
+    def prepare_ahead(self) -> None:
+        """Prepare the next segment on a thread of its own if the active one is nearly full.
+
+        Raises: StorageFullError; PoisonedError if a directory could not be synced.
+        """
+        active = self._writer.active
+        if self._poisoned_by is not None or active is None:
+            return
+        # This comes after each flush, and is almost always not due.
+        if not self._writer.is_unfinished and not active.is_nearly_full():
+            return
+        try:
+            self._writer.prepare_ahead()
+        except StorageFullError:
+            raise
+        except DiskError as exc:
+            raise self.poison(exc) from exc
+
+    def wait_ahead(self) -> None:
+        """Wait until the thread that prepares has ended. Raises: its error."""
+        self._writer.wait_ahead()
+
     def index_words(self) -> None:
         """Add the last frames to the word index of their segment."""
         active = self._writer.active
@@ -485,6 +507,13 @@ class Committer:
 
     def close(self) -> None:
         """Sync, unless the shard is poisoned, and close the files."""
+        try:
+            if self._poisoned_by is None:
+                self._writer.finish()
+        finally:
+            self._close_active()
+
+    def _close_active(self) -> None:
         if self._writer.active is None:
             return
         if self._poisoned_by is None and self._gap_is_stored():
@@ -551,6 +580,7 @@ class Committer:
         The last index gets the structure and the producers, which are those of `state`.
         """
         self.check()
+        self._durably(self._writer.finish)
         if self._writer.active is not None:
             self._seal_active(structure, producers)
 
@@ -609,7 +639,8 @@ class Committer:
         """Seal the active segment, unless it is bare, and begin the next one."""
         active = self._writer.active
         if active is not None and not self._is_bare(active):
-            self._seal_active(record.structure, record.producers)
+            self._release_active()
+            self._writer.end(structure=record.structure, producers=record.producers)
         self.next_serial = record.serial
         self._writer.start(
             serial=record.serial,
@@ -629,6 +660,11 @@ class Committer:
         return segment.index.next_serial == self.next_serial == base and not segment.reserved_serial
 
     def _seal_active(self, structure: bytes, producers: bytes) -> None:
+        self._release_active()
+        self._writer.seal(structure=structure, producers=producers)
+
+    def _release_active(self) -> None:
+        """Sync the active segment, which gets no more frames."""
         if self._gap_is_stored():
             self._durably(self._active().release)
         else:
@@ -636,7 +672,6 @@ class Committer:
             self._durably(self._active().sync)
             self._active().segment.index.next_serial = self.next_serial
         self.unsynced = False
-        self._writer.seal(structure=structure, producers=producers)
 
     def _active(self) -> SegmentWriter:
         assert self._writer.active is not None

@@ -146,7 +146,7 @@ class LogLayout:
 
     def look_after(self) -> None:
         """Do the maintenance that is due: sync written rows, turn generations over, drop them,
-        allocate disk space ahead, add frames to the word index.
+        allocate disk space and prepare a segment ahead, add frames to the word index.
 
         Close the file descriptor if it is not needed.
         """
@@ -154,6 +154,7 @@ class LogLayout:
             self._sync_in_time()
             self._housekeeping()
             self.committer.allocate_ahead()
+            self.committer.prepare_ahead()
             self.committer.index_words()
         finally:
             self.committer.park()

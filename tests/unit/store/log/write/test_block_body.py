@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from siltstone.store.segment.block import encode_apart, encode_inline, frame_bytes_max
+from siltstone.store.log.write.block_body import encode_apart, encode_inline, frame_bytes_max
 from siltstone.store.segment.frame import (
     APART,
     EDGES,
