@@ -11,6 +11,7 @@ from siltstone.broker.retained.log import (
     RetainedLog,
     cleared,
 )
+from siltstone.errors import ClosedError
 from siltstone.store.database import Database
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.slab.manifest import SlabId
@@ -101,6 +102,14 @@ def test_rows_and_bytes_are_counted_when_appended_and_when_replayed() -> None:
         assert (again.rows, again.size_bytes) == (log.rows, log.size_bytes)
         again.discount(rows=1, size_bytes=260)
         assert (again.rows, again.size_bytes) == (1, 257)
+
+
+def test_rows_that_the_store_refuses_are_not_counted() -> None:
+    with new_log() as (log, database):
+        database.close()
+        with pytest.raises(ClosedError):
+            log.append([message(b"a")], "synced")
+        assert (log.rows, log.size_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from siltstone.broker.control.socket import ControlOperations
-from siltstone.broker.retained.management import STEP, RetainedManagement
+from siltstone.broker.retained.management import STEP, RetainedManagement, until_stored
 from siltstone.errors import PoisonedError
 from tests.support.broker_core import Core
 
@@ -61,8 +61,19 @@ def test_nothing_is_published_by_clearing() -> None:
 def test_values_of_the_broker_itself_are_not_cleared() -> None:
     core = filled()
     core.broker.retained.put_volatile(b"$SYS/broker/uptime", b"1")
+    assert ask(core, "count-retained", filter="$SYS/#") == {"ok": 0}
     assert ask(core, "clear-retained", filter="$SYS/#") == {"ok": 0}
     assert core.broker.retained.get(b"$SYS/broker/uptime", 0) is not None
+
+
+def test_other_work_runs_before_the_next_step_though_nothing_is_waited_for() -> None:
+    async def run() -> list[str]:
+        events: list[str] = []
+        asyncio.get_running_loop().call_soon(events.append, "other work")
+        await until_stored(Core().broker, None)
+        return events
+
+    assert asyncio.run(run()) == ["other work"]
 
 
 def test_a_disk_that_fails_is_told_and_the_messages_stay() -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from siltstone.broker.retained import log as retained_log
 from siltstone.broker.retained import messages as retained
-from siltstone.broker.retained.log import LOG_SETTINGS, Retained
+from siltstone.broker.retained.log import LOG_SETTINGS, Retained, RetainedLog
 from siltstone.broker.retained.messages import PutReceipt, RetainedMessages
 from siltstone.broker.settings.broker import Limits
+from siltstone.clock import ManualClock
 from siltstone.errors import ClosedError, OverloadedError, QuotaExceededError
 from siltstone.mqtt.publish import NO_EXPIRY
 from siltstone.store.database import Database
@@ -351,7 +352,7 @@ class TestExpiry:
             shelf.put_durably(("a", "new"), expiry=5)
             shelf.world.clock.advance(5.0)
             again = Shelf(shelf.world, shelf.database)
-            assert (again.shown(), len(again.messages), again.messages.size_bytes) == ({}, 0, 0)
+            assert (len(again.messages), again.messages.size_bytes, again.shown()) == (0, 0, {})
 
     def test_a_message_without_expiry_takes_the_expiry_of_the_one_before_away(self) -> None:
         with new_shelf() as shelf:
@@ -386,6 +387,82 @@ class TestExpiry:
             with pytest.raises(QuotaExceededError):
                 ticket.wait()
             shelf.messages.settled(ticket)
+            assert shelf.shown() == {"a": "1"}
+
+
+class HoldingClock(ManualClock):
+    """A clock whose last seconds may not have passed."""
+
+    held_seconds = 0
+
+    def passed_us(self, since_us: int) -> int:
+        return super().passed_us(since_us) - self.held_seconds * SECOND_US
+
+
+@pytest.mark.usefixtures("_small_steps")
+class TestClocks:
+    def test_what_may_have_expired_is_hidden_and_kept_until_it_is_certain(self) -> None:
+        clock = HoldingClock(NOW_US)
+        with new_shelf(World(clock=clock)) as shelf:
+            shelf.put_durably(("a", "1"), expiry=5)
+            clock.jump(5.0)
+            clock.held_seconds = 5
+            assert (shelf.shown(), shelf.messages.get(b"a", clock.now_us())) == ({}, None)
+            assert (shelf.messages.sweep(10), len(shelf.messages)) == (0, 1)
+            compact(shelf.messages)
+            assert shelf.rows() == 1
+            again = Shelf(shelf.world, shelf.database)
+            assert len(again.messages) == 1
+            # The clock was wrong.
+            clock.jump(-5.0)
+            clock.held_seconds = 0
+            assert shelf.shown() == again.shown() == {"a": "1"}
+            clock.advance(5.0)
+            assert len(Shelf(shelf.world, shelf.database).messages) == 0
+            assert (shelf.shown(), len(shelf.messages)) == ({}, 0)
+
+    def test_what_was_stored_ahead_of_the_clock_can_come_again(self) -> None:
+        with new_shelf() as shelf:
+            clock = shelf.world.clock
+            shelf.put_durably(("now", "1"), expiry=5)
+            clock.jump(3600.0)
+            shelf.put_durably(("ahead", "1"), expiry=5)
+            shelf.put_durably(("for ever", "1"))
+            clock.jump(-3600.0)
+            topics = shelf.messages.after(clock.now_us())
+            assert topics == [b"ahead"]
+            ticket = shelf.messages.come_again([*topics, b"not there"])
+            assert ticket is not None
+            shelf.messages.settled(ticket.wait())
+            assert shelf.messages.after(clock.now_us()) == []
+            for messages in (shelf.messages, Shelf(shelf.world, shelf.database).messages):
+                found = messages.get(b"ahead", NOW_US)
+                assert found is not None
+                assert (found.stored_us, found.expires_us) == (NOW_US, NOW_US + 5 * SECOND_US)
+
+
+class TestTakingBack:
+    def test_a_put_is_taken_back_durably_where_nothing_was_put_since(self) -> None:
+        with new_shelf() as shelf:
+            shelf.put_durably(("a", "1"), ("b", "1"))
+            receipt = shelf.put(("a", "2"), ("b", "2"), ("c", "2"))
+            assert receipt.ticket is not None
+            shelf.messages.settled(receipt.ticket.wait())
+            shelf.put_durably(("b", "3"))
+            ticket = shelf.messages.take_back(receipt.exchanges)
+            assert ticket is not None
+            shelf.messages.settled(ticket.wait())
+            assert shelf.shown() == shelf.reloaded() == {"a": "1", "b": "3"}
+
+    def test_without_the_store_it_is_taken_back_in_ram(self) -> None:
+        with new_shelf() as shelf:
+            shelf.put_durably(("a", "1"))
+            receipt = shelf.put(("a", "2"), ("b", "2"))
+            assert receipt.ticket is not None
+            shelf.messages.settled(receipt.ticket.wait())
+            shelf.database.close()
+            with pytest.raises(ClosedError):
+                shelf.messages.take_back(receipt.exchanges)
             assert shelf.shown() == {"a": "1"}
 
 
@@ -515,10 +592,10 @@ class TestCompaction:
     def test_a_step_ends_with_enough_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(retained, "_STEP_BYTES", 20)
         with new_shelf() as shelf:
-            shelf.put_durably(*((f"{number}", "1234") for number in range(4)))
-            # Two chunks, for each message has eleven bytes.
-            assert compact(shelf.messages) == 5
-            assert shelf.rows() == 4
+            shelf.put_durably(*((f"{number}", "1234") for number in range(6)))
+            # Three chunks, for each message has eleven bytes.
+            assert compact(shelf.messages) == 6
+            assert shelf.rows() == 6
 
     def test_changes_between_the_steps_are_kept(self) -> None:
         topics = [f"{number}" for number in range(9)]
@@ -533,6 +610,11 @@ class TestCompaction:
             expected = shelf.shown()
             assert shelf.reloaded() == expected
             assert [info.slab.generation for info in shelf.database.slabs()] == [2]
+            # What was appended meanwhile counts for the next one.
+            log, again = shelf.messages._log, RetainedLog(shelf.database)  # noqa: SLF001
+            assert log is not None
+            assert list(again.replay()) != []
+            assert (log.rows, log.size_bytes) == (again.rows, again.size_bytes)
 
     @pytest.mark.parametrize("payload", ["", "2"])
     def test_what_a_failed_change_hid_from_it_is_not_lost(self, payload: str) -> None:
@@ -563,7 +645,6 @@ class TestCompaction:
             before = shelf.shown()
             steps = shelf.messages.compact()
             next(steps)()
-            assert not shelf.messages.needs_compaction()
             shelf.database.configure(quota_bytes=1)
             with pytest.raises(QuotaExceededError):
                 next(steps)()
@@ -576,6 +657,17 @@ class TestCompaction:
             compact(shelf.messages)
             assert (shelf.rows(), shelf.reloaded()) == (2, before)
             assert [info.slab.generation for info in shelf.database.slabs()] == [3]
+
+    def test_no_other_begins_while_one_runs_however_long(self) -> None:
+        with new_shelf() as shelf:
+            for number in range(13):
+                shelf.put_durably(("a", str(number)))
+            assert shelf.messages.needs_compaction()
+            with closing(shelf.messages.compact()) as steps:
+                next(steps)
+                shelf.world.clock.advance(61.0)
+                assert not shelf.messages.needs_compaction()
+            assert shelf.messages.needs_compaction()
 
     def test_what_is_not_done_when_one_is_given_up_stays_under_way(self) -> None:
         database = ScriptedDatabase(automatic=False)

@@ -6,6 +6,7 @@ import pytest
 
 from siltstone.clock import ManualClock
 from siltstone.errors import UsageError
+from siltstone.session.archive.keys import GroupKeys, SessionKeys
 from siltstone.session.archive.records import (
     NEVER_EXPIRES,
     SavedSession,
@@ -104,6 +105,40 @@ class TestTaking:
             taken = world.archive.take("c")
             assert taken is not None
             assert taken.state == former.state
+
+
+class TestEarlierVersions:
+    """Rows of version 1 end before the identity of the database."""
+
+    def rewrite(self, world: ArchiveWorld, topic: str) -> None:
+        value = world.database.get(topic)
+        assert value is not None
+        assert value.endswith(bytes(4)), "the identity is empty"
+        with world.database.transaction() as tx:
+            tx.write(topic, b"\x01" + value[1:-4])
+
+    def test_a_session_that_an_earlier_version_saved_can_be_saved_again(self) -> None:
+        with ArchiveWorld() as world:
+            world.archive.create(away("c", "a"))
+            self.rewrite(world, SessionKeys("c").state)
+            taken = world.archive.take("c")
+            assert taken is not None
+            assert taken.state == away("c", "a")
+            taken.put_meta(user="u")
+            taken.save()
+            assert world.archive.peek("c") == taken.state
+
+    def test_a_group_that_an_earlier_version_saved_can_be_saved_again(self) -> None:
+        with ArchiveWorld() as world:
+            group = replace(GROUP, position=Position(GROUP.position.serials, ""))
+            world.archive.create_groups([group])
+            self.rewrite(world, GroupKeys("$share/g/a/+").state)
+            taken = world.archive.take_group("g", "a/+")
+            assert taken is not None
+            assert taken.state == group
+            taken.put_meta(empty_since_us=None)
+            taken.save()
+            assert world.archive.peek_group("g", "a/+") == taken.state
 
 
 class TestCreating:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 
 import pytest
 
@@ -187,6 +187,43 @@ def test_an_order_is_obeyed_behind_the_calls_before_it() -> None:
     assert seen == [2]
 
 
+class LateBell:
+    """A bell that rings just after the first wait with a time limit was given up."""
+
+    def __init__(self, writer: ShardWriter[Note]) -> None:
+        self._writer = writer
+        self._lock = Lock()
+        self._lock.acquire()
+        # Whether it still rang when the thread fell asleep.
+        self.rang: list[bool] = []
+
+    def acquire(self, *, timeout: float | None = None) -> bool:
+        if timeout is None:
+            return self._lock.acquire()
+        self.rang.append(not self._lock.locked())
+        if len(self.rang) == 1:
+            with self._writer.mutex:
+                self._writer._wake()  # noqa: SLF001 - as a caller does at this moment
+            return False
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def test_a_bell_that_rang_too_late_for_one_sleep_does_not_ring_in_the_next() -> None:
+    notes = Notes(idle=0.01)
+    with writing(notes) as writer:
+        bell = LateBell(writer)
+        writer._bell = bell  # type: ignore[assignment]  # noqa: SLF001
+        writer.start()
+        while len(bell.rang) < 2:
+            time.sleep(0)
+        submit(writer, call := Note("a"))
+        assert outcomes(call) == ["stored"]
+    assert not any(bell.rang)
+
+
 def test_what_an_order_raises_is_the_error_of_its_ticket_and_the_thread_goes_on() -> None:
     notes = Notes()
     call = Note("a")
@@ -321,18 +358,6 @@ def test_enough_items_make_the_flush_begin() -> None:
         submit(writer, *calls)
         assert outcomes(*calls) == ["stored"] * 3
     assert notes.commits == [["a", "b", "c"]]
-
-
-def test_calls_that_take_all_the_room_do_not_make_the_flush_begin() -> None:
-    control = Control(flush_interval=1_000, idle_flush_interval=1_000, pending_bytes_max=10)
-    notes = Notes(flush_settings=control)
-    first, second, third = Note("a", 4), Note("b", 6), Note("c", 1)
-    with writing(notes) as writer:
-        submit(writer, first, second)
-        with pytest.raises(OutcomeUnknownError):
-            second.promise.wait(0.2)
-        submit(writer, third)
-        assert outcomes(first, second) == ["stored"] * 2
 
 
 def asleep(writer: ShardWriter[Note]) -> None:
