@@ -119,7 +119,7 @@ def serve(options: Mapping[str, Any]) -> None:
     with open_store(options["data"], clock=clock, cluster=site) as store:
         if site is not None:
             site.start()
-            site.serve(store.ensure, store.keyvalue)
+            site.serve(store.ensure, store.keyvalue, store.drop_copy)
         obey(store, site)
     if site is not None:
         site.stop()

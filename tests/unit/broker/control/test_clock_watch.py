@@ -20,6 +20,7 @@ from siltstone.broker.control.clock_watch import (
     watch_clock,
 )
 from siltstone.broker.control.socket import Control, ControlOperations
+from siltstone.broker.retained.spilled import whole
 from siltstone.clock import GuardedClock, ManualClock, Sighting
 from siltstone.errors import ClosedError
 from siltstone.manage.verb import Nothing
@@ -143,7 +144,7 @@ def test_what_was_left_later_than_now_was_left_now(watched: Watched) -> None:
     watched.ask("clock-confirm")
     now_us = later_us - 3 * DAY_US
     assert watched.desk.saved("s").away_since_us == now_us
-    (message,) = core.broker.retained.all()
+    message = whole(*core.broker.retained.all())
     assert (message.stored_us, message.expires_us) == (now_us, now_us + 30_000_000)
     assert not core.guarded.went_back
     watched.desk.wait(32)

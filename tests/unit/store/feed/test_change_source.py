@@ -94,8 +94,10 @@ class Shelf:
         return list(serials), found.stop, found.rows_from
 
 
-def small(**changes: int) -> FeedSettings:
-    return FeedSettings(**{"read_rows": 1000, "read_bytes": 1 << 20, "read_frames": 1000} | changes)
+def small(
+    *, read_rows: int = 1000, read_bytes: int = 1 << 20, read_frames: int = 1000
+) -> FeedSettings:
+    return FeedSettings(read_rows=read_rows, read_bytes=read_bytes, read_frames=read_frames)
 
 
 def test_a_read_ends_with_the_last_change_and_releases_its_view() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 
 from siltstone.errors import CorruptionError, StorageFullError
@@ -10,7 +11,7 @@ from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.log.compact import rewrite as rewrite_module
 from siltstone.store.log.compact.encode import UnfitError, encode_compacted
 from siltstone.store.log.compact.rewrite import rewrite_segment
-from siltstone.store.log.read.columns import Columns
+from siltstone.store.log.read.columns import SortedColumns
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.segment.chain import SegmentHandle
 from siltstone.store.segment.frame import (
@@ -278,10 +279,12 @@ def test_each_new_frame_is_paced_and_the_pace_may_end_the_work(
 def test_rows_that_are_read_again_as_others_are_not_taken_for_those_of_the_segment(
     monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    def encode(columns: Columns, *, edges: bytes, producers: bytes) -> tuple[FrameHeader, bytes]:
+    def encode(
+        columns: SortedColumns, *, edges: bytes, producers: bytes
+    ) -> tuple[FrameHeader, bytes]:
         wrong = {
             "times": replace(columns, times=columns.times + 1),
-            "flags": replace(columns, flags=columns.flags ^ 4),
+            "flags": replace(columns, flags=columns.flags ^ np.uint8(4)),
             "values": replace(columns, values=columns.values[::-1]),
         }
         return encode_compacted(wrong[change], edges=edges, producers=producers)
