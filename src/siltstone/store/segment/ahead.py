@@ -19,10 +19,10 @@ stands for two files.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
-from threading import Thread
 from typing import Final
 
 from siltstone.errors import CorruptionError, SiltstoneError
@@ -167,35 +167,27 @@ def _last_base(entries: Sequence[DirectoryEntry]) -> int:
     return max(bases, default=-1)
 
 
-class Errand:
-    """Work for a thread of its own, one piece after another. It belongs to one thread."""
+class BackgroundWork:
+    """Work on a thread of its own, one piece after another. It belongs to one thread."""
 
     def __init__(self) -> None:
-        self._thread: Thread | None = None
-        self._error: Exception | None = None
+        self._piece: Future[None] | None = None
 
     @property
     def is_under_way(self) -> bool:
         """Whether the last piece has not ended."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._piece is not None and not self._piece.done()
 
     def begin(self, name: str, work: Callable[[], None]) -> None:
         """Start a piece of work. Raises: the error of the piece before it."""
         self.wait()
-        self._thread = Thread(target=self._run, args=(work,), name=name, daemon=True)
-        self._thread.start()
+        thread = ThreadPoolExecutor(1, name)
+        self._piece = thread.submit(work)
+        # The thread ends with the work.
+        thread.shutdown(wait=False)
 
     def wait(self) -> None:
         """Wait until the last piece has ended. Raises: its error, once."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _run(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as exc:  # noqa: BLE001 - the thread that waits raises it
-            self._error = exc
+        piece, self._piece = self._piece, None
+        if piece is not None:
+            piece.result()

@@ -19,7 +19,7 @@ from siltstone.errors import CorruptionError, StorageFullError
 from siltstone.fs.api import DirectoryEntry, EntryKind, FileSystem
 from siltstone.fs.publish import move_aside, replace_file
 from siltstone.store.segment.ahead import (
-    Errand,
+    BackgroundWork,
     PreparedSegment,
     begin_prepared,
     discard,
@@ -335,10 +335,10 @@ class ChainWriter:
         # See SegmentWriter.
         self._notes_sync = True
         self._packs = packs
-        # Whether an index is missing, or the last errand may have an error.
+        # Whether an index is missing, or the last work may have an error.
         self.is_unfinished = False
-        # Belong to the errand while it is under way.
-        self._errand = Errand()
+        # Belong to the work while it is under way.
+        self._background = BackgroundWork()
         self._prepared: PreparedSegment | None = None
         # Whether there was no space to prepare the segment after the active one.
         self._gave_up = False
@@ -442,7 +442,7 @@ class ChainWriter:
         self, header: SegmentHeader, state: FrameHeader, body: bytes, *, is_new: bool
     ) -> SegmentWriter:
         """Create a segment, in the prepared file if there is one of its size."""
-        self._errand.wait()
+        self._background.wait()
         directory = self.chain.directory
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
@@ -457,9 +457,9 @@ class ChainWriter:
         """Let a thread prepare the next segment and write the index of the one before, if that is
         due. Raises: the error of the last time.
         """
-        if self._errand.is_under_way:
+        if self._background.is_under_way:
             return
-        self._errand.wait()
+        self._background.wait()
         self.is_unfinished = len(self._ended) > 0
         active = self.active
         is_due = active is not None and active.is_nearly_full() and not self._gave_up
@@ -467,11 +467,11 @@ class ChainWriter:
         if wants or self._ended:
             place = f"{self._identity.shard}-{self._identity.generation}"
             self.is_unfinished = True
-            self._errand.begin(f"siltstone-ahead-{place}", self._prepare)
+            self._background.begin(f"siltstone-ahead-{place}", self._prepare)
 
     def wait_ahead(self) -> None:
         """Wait until the thread that prepares has ended. Raises: its error."""
-        self._errand.wait()
+        self._background.wait()
 
     def _prepare(self) -> None:
         self._write_indexes()
@@ -488,7 +488,7 @@ class ChainWriter:
         """End the active segment: it accepts no more frames. If the next one is prepared, its index
         is written later.
         """
-        self._errand.wait()
+        self._background.wait()
         assert self.active is not None
         # The rebuilt index of a segment with a reserved serial would reach past the next segment.
         if self._prepared is None or self.active.segment.reserved_serial:
@@ -508,7 +508,7 @@ class ChainWriter:
 
     def seal(self, *, structure: bytes, producers: bytes) -> None:
         """Write the index of the active segment. The segment accepts no more frames after this."""
-        self._errand.wait()
+        self._background.wait()
         self._write_indexes()
         assert self.active is not None
         segment = self.active.segment
@@ -520,7 +520,7 @@ class ChainWriter:
 
     def finish(self) -> None:
         """Write the indexes that are missing, and remove the prepared file. Raises: DiskError."""
-        self._errand.wait()
+        self._background.wait()
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             discard(self._fs, prepared)
