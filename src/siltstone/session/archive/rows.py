@@ -13,7 +13,7 @@ from typing import Final
 
 from siltstone.errors import ConflictError, PreconditionError
 from siltstone.session.archive.index import NO_INDEX, move
-from siltstone.session.archive.owned.rows import Begin, Content, StoredState
+from siltstone.session.archive.owned.rows import Content, StoredState, TransactionSource
 from siltstone.store.keyvalue import KeyValueDatabase
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.tx.commit.ticket import CommitTicket
@@ -24,7 +24,7 @@ from siltstone.store.tx.transaction import Transaction
 _ATTEMPTS: Final = 10
 
 
-class _Begin:
+class _ShardTransactions:
     """Begins transactions on one shard."""
 
     __slots__ = ("_database", "shard")
@@ -43,9 +43,9 @@ class ArchiveRows:
     def __init__(self, database: KeyValueDatabase) -> None:
         self._database = database
 
-    def begin(self, key: str) -> Begin:
+    def begin(self, key: str) -> TransactionSource:
         """Return the function that begins transactions for the owner of a key; they do not wait."""
-        return _Begin(self._database, self._database.shard_of(key))
+        return _ShardTransactions(self._database, self._database.shard_of(key))
 
     def fence(self, key: str, *, owner_topic: str, state_topic: str) -> CommitTicket:
         """Begin to take the session or group of these topics; the commit fails if it is missing."""

@@ -8,11 +8,12 @@ therefore keeps the iterators, and views only have their numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from pathlib import PurePath
 from threading import Lock
 from types import TracebackType
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 from rocksdict import (
     AccessType,
@@ -49,6 +50,9 @@ from siltstone.store.kv.witness import (
     check_sequence,
     read_evidence,
 )
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _MIB: Final = 1024 * 1024
 _WRITE_BUFFER_BYTES: Final = 64 * _MIB
@@ -121,6 +125,32 @@ def translate(error: Exception, operation: str, path: PurePath) -> SiltstoneErro
     return DiskError(path, operation, text, errno=0)
 
 
+def _read(path: PurePath, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function of rocksdict that reads; translate its exceptions.
+
+    Each transaction and each save of a session comes here several times, and a context manager
+    costs more than the search.
+    """
+    try:
+        return act(*args, **kwargs)
+    except Exception as exc:
+        raise translate(exc, "read", path) from exc
+
+
+def _found_at(iterator: RdictIter, key: bytes, before: bool) -> Item | None:
+    """Return the first item from a key on, or the last item before it."""
+    if before:
+        iterator.seek_for_prev(key)
+        if iterator.valid() and iterator.key() == key:
+            iterator.prev()
+    else:
+        iterator.seek(key)
+    if iterator.valid():
+        return iterator.key(), iterator.value()
+    iterator.status()
+    return None
+
+
 class RocksView:
     """A column family at one moment: an iterator, which sees the data at the time of its creation.
 
@@ -167,20 +197,7 @@ class RocksView:
         iterator = self._iterators.get(self._number)
         if iterator is None:
             iterator = self._iterator()
-        # Each transaction calls this twice, and a context manager costs more than the search.
-        try:
-            if before:
-                iterator.seek_for_prev(key)
-                if iterator.valid() and iterator.key() == key:
-                    iterator.prev()
-            else:
-                iterator.seek(key)
-            if iterator.valid():
-                return iterator.key(), iterator.value()
-            iterator.status()
-        except Exception as exc:
-            raise translate(exc, self._reading.operation, self._reading.path) from exc
-        return None
+        return _read(self._reading.path, _found_at, iterator, key, before)
 
     def _iterator(self) -> RdictIter:
         iterator = self._iterators.get(self._number)
@@ -258,11 +275,7 @@ class RocksEngine:
         table = self._tables.get(family)
         if table is None:
             table = self._table(family)
-        # No context manager, as in `RocksView`: each save of a session calls this.
-        try:
-            value: bytes | None = table.get(key)
-        except Exception as exc:
-            raise translate(exc, self._reading.operation, self._path) from exc
+        value: bytes | None = _read(self._path, table.get, key)
         return value
 
     def view(self, family: str) -> RocksView:
@@ -270,10 +283,7 @@ class RocksEngine:
         if table is None:
             table = self._table(family)
         number = next(self._numbers)
-        try:
-            self._iterators[number] = table.iter()
-        except Exception as exc:
-            raise translate(exc, self._reading.operation, self._path) from exc
+        self._iterators[number] = _read(self._path, table.iter)
         return RocksView(self._iterators, number, self._reading)
 
     def write(self, changes: Changes) -> None:

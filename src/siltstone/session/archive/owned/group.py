@@ -16,7 +16,7 @@ from siltstone.session.archive.codec import (
 )
 from siltstone.session.archive.index import group_index
 from siltstone.session.archive.keys import GroupKeys
-from siltstone.session.archive.owned.rows import Begin, Owned, OwnedRows, StoredState
+from siltstone.session.archive.owned.rows import Owned, OwnedRows, StoredState, TransactionSource
 from siltstone.session.archive.records import SavedGroup, SerialRange
 from siltstone.session.archive.start_over import StartOver, group_in
 from siltstone.store.feed.position import Position
@@ -75,7 +75,7 @@ class OwnedGroup(Owned):
     __slots__ = ("_content",)
 
     def __init__(
-        self, begin: Begin, content: GroupContent, stored: StoredState, serial: int
+        self, begin: TransactionSource, content: GroupContent, stored: StoredState, serial: int
     ) -> None:
         """Own the stored group, by the commit with this serial."""
         super().__init__(OwnedRows(begin, content, stored, serial))

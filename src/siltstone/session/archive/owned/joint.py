@@ -20,7 +20,7 @@ from siltstone.store.tx.transaction import Transaction
 _SAVES_MAX: Final = 256
 _BYTES_MAX: Final = 1024 * 1024
 
-Begin = Callable[[], Transaction]
+BeginTransaction = Callable[[], Transaction]
 
 
 class JointTicket:
@@ -90,7 +90,7 @@ class JointSaves:
         # The open transaction of each shard.
         self._open: dict[int, JointTicket] = {}
 
-    def join(self, shard: int, begin: Begin, size_bytes: int) -> JointTicket:
+    def join(self, shard: int, begin: BeginTransaction, size_bytes: int) -> JointTicket:
         """Return the ticket of the transaction for one more save.
 
         Raises: ClosedError, PoisonedError.

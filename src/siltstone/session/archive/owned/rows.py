@@ -32,7 +32,7 @@ _END: Final = object()
 _ROWS_AT_ONCE: Final = 200
 
 
-class Begin(Protocol):
+class TransactionSource(Protocol):
     """Begins transactions on the shard of the rows."""
 
     shard: int
@@ -110,7 +110,9 @@ class OwnedRows:
         "serial",
     )
 
-    def __init__(self, begin: Begin, content: Content, stored: StoredState, serial: int) -> None:
+    def __init__(
+        self, begin: TransactionSource, content: Content, stored: StoredState, serial: int
+    ) -> None:
         """Own the stored rows, by the commit with this serial."""
         # The serial of the commit by which the rows were taken: greater for each later owner.
         self.serial = serial

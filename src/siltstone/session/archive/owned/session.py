@@ -24,7 +24,7 @@ from siltstone.session.archive.codec import (
 )
 from siltstone.session.archive.index import session_index
 from siltstone.session.archive.keys import SessionKeys
-from siltstone.session.archive.owned.rows import Begin, Owned, OwnedRows, StoredState
+from siltstone.session.archive.owned.rows import Owned, OwnedRows, StoredState, TransactionSource
 from siltstone.session.archive.records import (
     SavedInflight,
     SavedMessage,
@@ -126,7 +126,7 @@ class OwnedSession(Owned):
     __slots__ = ("_content",)
 
     def __init__(
-        self, begin: Begin, content: SessionContent, stored: StoredState, serial: int
+        self, begin: TransactionSource, content: SessionContent, stored: StoredState, serial: int
     ) -> None:
         """Own the stored session, by the commit with this serial."""
         super().__init__(OwnedRows(begin, content, stored, serial))
