@@ -90,6 +90,9 @@ COMMITS_SETTINGS: Final = replace(OWNED_MAP_SETTINGS, conflict_writes_max=50_000
 KEYVALUE_FLOOR_BYTES: Final = 16 * 1024 * 1024
 COMMITS_FLOOR_BYTES: Final = 4 * 1024 * 1024
 COMMITS_RESERVE_BYTES: Final = 16 * 1024 * 1024
+# The reserve is at most this part of the disk: half of what a broker's publishers leave free. When
+# it is given up on a small disk, publishers must not take its space.
+_RESERVE_SHARE: Final = 16
 _DROPPING: Final = "dropping"
 # More than any sequence of operations needs open at the same time.
 _SPARE_DESCRIPTORS: Final = 8
@@ -502,7 +505,9 @@ class Store:
                 self._fs,
                 directory,
                 floor_bytes=COMMITS_FLOOR_BYTES,
-                reserve_bytes=COMMITS_RESERVE_BYTES,
+                reserve_bytes=min(
+                    COMMITS_RESERVE_BYTES, self._fs.disk_bytes(directory) // _RESERVE_SHARE
+                ),
             )
             if name == COMMITS
             else DiskRoom(self._fs, directory, floor_bytes=KEYVALUE_FLOOR_BYTES)

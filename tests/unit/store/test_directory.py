@@ -31,6 +31,8 @@ from siltstone.topic.grammar import TopicFilter
 from tests.support.builders import HELD, NAME, PATH, World, read_topics, rows_on, settings_of
 from tests.support.slow_disk import WAIT_SECONDS, SlowFileSystem
 
+MIB = 1024 * 1024
+
 
 class TestLayout:
     def test_a_new_directory_is_laid_out_and_whole_at_once(self) -> None:
@@ -531,6 +533,21 @@ class TestKeyValue:
             assert store.keyvalue_names() == []
             with pytest.raises(NotFoundError):
                 store.drop_keyvalue("commits")
+
+    @pytest.mark.parametrize(
+        ("disk_bytes", "reserve_bytes"), [(1024 * MIB, 16 * MIB), (96 * MIB, 6 * MIB)]
+    )
+    def test_the_positions_have_a_reserve_that_publishers_cannot_take_when_it_is_given_up(
+        self, disk_bytes: int, reserve_bytes: int
+    ) -> None:
+        # A broker's publishers leave 64 MiB, or an eighth of the disk.
+        assert 4 * MIB + reserve_bytes < min(64 * MIB, disk_bytes // 8)
+        world, engines = World(fs=MemoryFileSystem(capacity_bytes=disk_bytes)), Engines()
+        with self.store(world, engines) as store:
+            with store.keyvalue("commits").transaction() as tx:
+                tx.write("a", b"v")
+            [reserve] = [each for each in world.fs.list(PATH / "commits") if each.name == "RESERVE"]
+            assert reserve.allocated_bytes == reserve_bytes
 
     def test_those_that_were_opened_have_a_place(self) -> None:
         world, engines = World(), Engines()
