@@ -342,6 +342,43 @@ def test_the_store_is_sound_after_a_crash_at_any_operation_of_recovery(scenario:
                 check_left(again.crash_clone(Random(operation)), attempt, seen, killed=False)
 
 
+def test_no_segment_is_left_beside_an_index_that_reached_the_disk_before_it() -> None:
+    renames = 0
+    for attempt in crashes(many_frames, compact):
+        disk = disk_of(attempt)
+        # Operations that were not synced reach the disk in any order.
+        if disk.operations[-1].startswith("rename"):
+            renames += 1
+            for seed in range(12):
+                left = disk.crash_clone(Random(seed), in_order=False)
+                with World(fs=left).database() as database:
+                    assert misled(left, database) == []
+    assert renames >= 2
+
+
+def test_a_replacement_that_a_start_finishes_survives_the_next_power_cut() -> None:
+    finished = 0
+    for attempt in crashes(many_frames, compact):
+        disk = disk_of(attempt)
+        if not disk.operations[-1].startswith("rename"):
+            continue
+        # The process was killed: nothing of what it did needs to be on the disk.
+        left = disk.kill_clone()
+        with World(fs=left.kill_clone()).database() as database:
+            compacted = [info.compacted for info in database.slabs()]
+            finished += sum(compacted)
+        for again in crashes_of_opening(left):
+            if not any(operation.startswith("rename") for operation in again.operations):
+                # The manifest is that of before.
+                continue
+            for seed in range(4):
+                cut = again.crash_clone(Random(seed), in_order=False)
+                with World(fs=cut).database() as database:
+                    assert misled(cut, database) == []
+                    assert [info.compacted for info in database.slabs()] == compacted
+    assert finished >= 2
+
+
 def crashes_of_opening(left: MemoryFileSystem) -> Iterator[MemoryFileSystem]:
     """Yield the disk after the power went at each operation of opening what is on it."""
     for operations in count():

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import PurePath
 
 import pytest
 
-from siltstone.errors import UsageError
+from siltstone.errors import CorruptionError, UsageError
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.publish import create_directories
 from siltstone.store.database import Database
@@ -94,6 +95,59 @@ def test_a_slab_that_is_dropped_before_the_work_is_gone() -> None:
         (job,) = database.compaction.jobs()
         database.drop_slab(SlabId(0, 1))
         assert database.compaction.run(job) is None
+
+
+def test_a_segment_of_files_that_were_replaced_by_those_of_another_site_stays() -> None:
+    world = World()
+    with world.database() as database:
+        fill(database)
+        database.seal()
+        (job,) = database.compaction.jobs()
+        assert database.compaction.run(replace(job, installs=job.installs + 1)) is None
+        assert left_over(world) == []
+        assert database.compaction.jobs() == [job]
+
+
+def test_the_disk_space_of_a_compacted_slab_is_measured_again() -> None:
+    world = World()
+    with world.database() as database:
+        fill(database, 100)
+        database.seal()
+        compact_all(database)
+        (leader,) = database._shards._leading.opened  # type: ignore[union-attr]  # noqa: SLF001
+        used_bytes = leader.used_bytes()
+    with world.database() as database:
+        (leader,) = database._shards._leading.opened  # type: ignore[union-attr]  # noqa: SLF001
+        assert leader.used_bytes() == used_bytes
+
+
+def test_a_damaged_segment_whose_replacement_was_cut_off_is_told_when_it_is_read() -> None:
+    world = World()
+    with world.database() as database:
+        fill(database)
+        database.seal()
+        (job,) = database.compaction.jobs()
+        compact_all(database)
+        manifest = database._shards._leading.manifest  # type: ignore[union-attr]  # noqa: SLF001
+        manifest.update(
+            lambda found: found.with_slabs(
+                [
+                    replace(each, compacted=(), compacting=0)
+                    for each in found.slabs
+                    if each.generation == 1
+                ]
+            )
+        )
+    with world.fs.open(job.source, writable=True) as file:
+        file.write_at(8, bytes(40))
+        file.sync()
+    world.fs.remove(index_path(job.source))
+    with world.database() as database:
+        with pytest.raises(CorruptionError) as caught:
+            read_rows(database, "#")
+        assert caught.value.path == job.source
+        # The others go on.
+        fill(database)
 
 
 def test_a_segment_that_was_compacted_meanwhile_stays() -> None:
