@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path, PurePath
 from threading import Thread
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from siltstone.clock import ManualClock
 from siltstone.cluster.nats_process import NatsProcess, Ports
+from siltstone.cluster.registry import ClusterRegistry, DroppedDatabase
 from siltstone.cluster.settings import Address, SiteSettings
 from siltstone.cluster.site import ClusterSite
-from siltstone.errors import SiltstoneError
+from siltstone.errors import CorruptionError, SiltstoneError
 from siltstone.fs.posix import PosixFileSystem
+from siltstone.store.shard.replicated.log import ReplicatedLog
+from siltstone.store.writer.replication.messages import LogIdentity
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -69,3 +74,106 @@ def test_a_loop_that_fails_unexpectedly_begins_again(
     site._loop.run_until_complete(site._forever(work))  # noqa: SLF001 -- a real site never ends it
     assert turns == [0, 1, 2]
     site.stop()
+
+
+IDENTITY = b"i" * 16
+
+
+class FakeRegistry:
+    """A registry with one database that was dropped."""
+
+    def __init__(self, *, is_cleared: bool) -> None:
+        self.is_cleared = is_cleared
+        self.cleared = 0
+
+    async def dropped(self) -> frozenset[bytes]:
+        return frozenset({IDENTITY})
+
+    async def dropped_database(self, identity: bytes) -> DroppedDatabase:
+        return DroppedDatabase(
+            name="kv/stock", identity=identity, shards=1, is_cleared=self.is_cleared, revision=3
+        )
+
+    async def clear(self, _: DroppedDatabase) -> None:
+        self.cleared += 1
+        self.is_cleared = True
+
+
+class Dropping:
+    """A site that looks at what was dropped in the cluster."""
+
+    def __init__(self, directory: PurePath, *, is_cleared: bool = False) -> None:
+        self.site = make_site(directory)
+        self.registry = FakeRegistry(is_cleared=is_cleared)
+        self.calls: list[tuple[str, bytes]] = []
+        self.error: SiltstoneError | None = None
+        self.site.serve(self.ignore, self.ignore, self.drop)
+
+    def ignore(self, *_: object) -> None:
+        raise AssertionError("nothing is opened here")
+
+    def drop(self, name: str, identity: bytes) -> bool:
+        self.calls.append((name, identity))
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def look(self) -> None:
+        work = self.site._drop_databases(cast("ClusterRegistry", self.registry))  # noqa: SLF001 -- as its loop does
+        self.site._loop.run_until_complete(work)  # noqa: SLF001
+
+    def attach(self) -> None:
+        identity = LogIdentity(database=IDENTITY, shard=0, epoch=1)
+        log = SimpleNamespace(
+            database="kv/stock", shard=0, identity=identity, hold_rows=lambda _: None
+        )
+        self.site._attach(cast("ReplicatedLog", log))  # noqa: SLF001
+
+    def detach(self) -> None:
+        self.site._shards.clear()  # noqa: SLF001
+
+
+def test_a_database_that_was_dropped_is_deleted_once_and_cleared(tmp_path: Path) -> None:
+    dropping = Dropping(PurePath(tmp_path))
+    for _ in range(3):
+        dropping.look()
+    assert dropping.calls == [("stock", IDENTITY)]
+    assert dropping.registry.cleared == 1
+    dropping.site.stop()
+
+
+def test_what_another_site_has_cleared_is_not_cleared_again(tmp_path: Path) -> None:
+    dropping = Dropping(PurePath(tmp_path), is_cleared=True)
+    dropping.look()
+    assert dropping.calls == [("stock", IDENTITY)]
+    assert dropping.registry.cleared == 0
+    dropping.site.stop()
+
+
+def test_a_site_that_had_it_open_clears_what_it_may_have_written_since(tmp_path: Path) -> None:
+    dropping = Dropping(PurePath(tmp_path), is_cleared=True)
+    dropping.attach()
+    dropping.detach()
+    dropping.look()
+    assert dropping.registry.cleared == 1
+    dropping.site.stop()
+
+
+def test_a_copy_that_was_opened_again_is_deleted_again(tmp_path: Path) -> None:
+    dropping = Dropping(PurePath(tmp_path))
+    dropping.look()
+    dropping.attach()
+    dropping.look()
+    assert len(dropping.calls) == 2
+    dropping.site.stop()
+
+
+def test_a_copy_that_cannot_be_deleted_now_is_deleted_later(tmp_path: Path) -> None:
+    dropping = Dropping(PurePath(tmp_path))
+    dropping.error = CorruptionError("a damaged file", path=PurePath("x"))
+    dropping.look()
+    assert dropping.registry.cleared == 0
+    dropping.error = None
+    dropping.look()
+    assert (len(dropping.calls), dropping.registry.cleared) == (2, 1)
+    dropping.site.stop()
