@@ -132,7 +132,7 @@ def run_server(
         with ExitStack() as closing:
             cluster = _site_of(settings, clock)
             if cluster is not None:
-                # It ends after the store, because work that waits in the store may need it.
+                # The site ends after the store, because work that waits in the store may need it.
                 closing.callback(cluster.stop)
             store = closing.enter_context(open_store(settings.data, clock=clock, cluster=cluster))
             if cluster is not None:
@@ -140,7 +140,8 @@ def run_server(
                     store.ensure, store.keyvalue, store.drop_copy, founding=store.founding()
                 )
                 cluster.start()
-                # Before the store is closed: otherwise the shards are silent for a while.
+                # Resign before the store is closed: otherwise the shards have no leader for a
+                # while.
                 closing.callback(cluster.resign)
             server = Server(
                 settings,
@@ -479,7 +480,7 @@ class Server:
     ) -> asyncio.Protocol:
         channel = ClientTransport(loop, broker, settings, self._admission, self._channels.discard)
         self._channels.add(channel)
-        # It has all methods of asyncio.Protocol, but is not a subclass.
+        # The channel has all methods of asyncio.Protocol, but is not a subclass.
         return cast("asyncio.Protocol", channel)
 
     async def _upkeep(self, broker: Broker, watch: ClockWatch) -> None:

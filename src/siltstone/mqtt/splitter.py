@@ -206,8 +206,7 @@ class PacketSplitter:
                 return position <= end
             after: i64 = _variable_end(head, position, end, _STRICT)
         except MalformedPacketError:
-            # It is refused when the whole packet is read, so that the first error in it is
-            # reported.
+            # The packet is refused when it is read as a whole, so that its first error is reported.
             return False
         return after > 0 and after + _variable(head, position, after) <= end
 

@@ -90,7 +90,7 @@ class _Wire(asyncio.BufferedProtocol):
         if head.status is not ResponseStatus.OK:
             error = error_of(head.status, bytes(payload).decode(errors="replace"))
         if head.status is ResponseStatus.MALFORMED:
-            # It does not belong to a request, and it is the last frame of the connection.
+            # This frame does not belong to a request, and is the last one of the connection.
             self._fail(error)
             return
         _, future = self.waiting.pop(head.id, (head.kind, None))

@@ -302,7 +302,7 @@ class TopicLogClient:
             frame = self._read_frame(kind)
             head = frame[0]
             if head.status is ResponseStatus.MALFORMED:
-                # It does not belong to a request, and it is the last frame of the connection.
+                # This frame does not belong to a request, and is the last one of the connection.
                 return frame
             if head.id in self._abandoned:
                 self._abandoned.remove(head.id)

@@ -296,7 +296,7 @@ def _is_live(path: PurePath) -> bool:
         probe.settimeout(0)
         try:
             probe.connect(str(path))
-        except BlockingIOError:  # Its queue is full.
+        except BlockingIOError:  # The queue of the server is full.
             return True
         except (ConnectionRefusedError, FileNotFoundError):
             return False

@@ -383,7 +383,7 @@ class Durables:
         durable.is_lost = True
         waiting, session.when_settled = session.when_settled, []
         for act in waiting:
-            # They may wait, indirectly, for this save.
+            # The callbacks may wait, indirectly, for this save.
             contain(act)
         if durable.when_lost is not None:
             durable.when_lost(error)

@@ -200,7 +200,7 @@ def _go_to(
             try:
                 client.seek(topic, client.committed(client_name, topic))
             except UsageError:
-                # It has committed nothing, so it starts at the first offset.
+                # The client has committed nothing, so it starts at the first offset.
                 client.seek(topic, 0)
 
 

@@ -159,7 +159,8 @@ def tidy(
 
     The caller holds the lock of the files. Raises: RetryError.
     """
-    # It is read before the files are listed: a file of a later batch may be one of an open batch.
+    # Read the batch before the files are listed: a file of a later batch may belong to an open
+    # batch.
     ended = ended_batch(fs, lake)
     today = datetime.fromtimestamp(clock.now_us() / SECOND_US, UTC).date().isoformat()
     tasks = [
@@ -295,7 +296,7 @@ def describe_lake(path: str, *, database: str = "") -> list[TableInfo]:
     with Store(directory, read_only=True, fs=fs) as store:
         found = find_database(store, database)
         lake = lake_directory(directory, found.name)
-        # It refuses tables of an earlier database of this name.
+        # This refuses tables of an earlier database with this name.
         read_ledger(fs, lake, found.identity)
     infos: list[TableInfo] = []
     for name in present_tables(fs, lake):

@@ -49,7 +49,8 @@ def sweep_scratch(fs: PosixFileSystem, parent: PurePath) -> None:
         path = parent / entry.name
         if entry.kind is not EntryKind.DIRECTORY or not _NAME.fullmatch(entry.name):
             continue
-        # It may belong to another user, be in use, or be removed by another process right now.
+        # The directory may belong to another user, be in use, or be removed by another process
+        # right now.
         with suppress(SiltstoneError):
             if fs.exists(path / _LOCK):
                 fs.lock(path / _LOCK).release()

@@ -93,7 +93,7 @@ def session_index(
 
 def _away_count(topic: str, subscription: SavedSubscription) -> tuple[str, bytes]:
     """Return the topic that counts a filter, and its note, from the topic of the subscription."""
-    # That topic ends with the word of the filter. Computing the word again takes long for many
+    # The topic ends with the word of the filter. Computing the word again takes long for many
     # filters.
     away = away_topic(topic.rpartition("/")[2], subscription.qos)
     return away, subscription.filter.encode()

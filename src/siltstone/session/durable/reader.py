@@ -147,7 +147,7 @@ class Reader:
         lane = self.progress.lane(shard)
         lane.pass_by(next_serial)
         if lane.sent_before:
-            # Their rows are gone from the store, or are not wanted any more.
+            # The rows of these messages are gone from the store, or are not wanted any more.
             gone = [each for each in lane.sent_before.values() if each.serial < next_serial]
             for each in gone:
                 del lane.sent_before[each.serial]

@@ -545,7 +545,7 @@ class Outbox:
         if self._exceeds(topic, payload, flags, delivery.properties):
             self._complete(delivery)
         else:
-            # It may have expired, but its delivery has begun.
+            # The message may have expired, but its delivery has begun.
             grow_old(delivery, now)
             if delivery.is_unsent:
                 delivery.is_unsent = False

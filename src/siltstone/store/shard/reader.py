@@ -70,7 +70,8 @@ class ReaderShard:
             slab = self._slabs.get(record.id)
             if slab is None:
                 slab = open_slab(self._fs, self._directory, record, settings)
-                # Its files are opened after the manifest was read, so they have all its rows.
+                # The files are opened after the manifest was read, so they have all rows of the
+                # slab.
                 slab.is_growing = record.state is SlabState.CURRENT
             slab.record = record
             slabs[record.id] = slab

@@ -215,7 +215,7 @@ class WritableShard:
         self.queue()
         slabs = tuple(self._slabs.values())
         if not slabs:
-            # It was closed meanwhile.
+            # The shard was closed meanwhile.
             raise ClosedError("the database is closed")
         return slabs
 
@@ -239,7 +239,7 @@ class WritableShard:
         if leading is not None:
             with suppress(NotFoundError):
                 return directory_bytes(leading.fs, slab_directory(leading.directory, slab))
-        # It was dropped at this moment.
+        # The slab was dropped at this moment.
         return 0
 
     def measure(self, slab: SlabId) -> None:
@@ -289,7 +289,7 @@ class WritableShard:
     def refuse(self) -> None:
         """Refuse to open the shard from now on."""
         with self._lock:
-            # It refers to the database, which would keep its maps until it is collected.
+            # This state refers to the database, which would keep its maps until it is collected.
             self._leading = None
 
     def close(self) -> SiltstoneError | None:

@@ -381,7 +381,7 @@ class Transaction:
             ticket.wait(self._timeout)
         except OutcomeUnknownError as exc:
             if ticket.done:
-                # It ended with this error, or was decided at the last moment.
+                # The transaction ended with this error, or was decided at the last moment.
                 ticket.wait()
             elif self._context.queue.withdraw(ticket):
                 raise OverloadedError(

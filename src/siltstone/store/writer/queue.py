@@ -376,7 +376,7 @@ class ShardWriter(Generic[C]):
         finally:
             self.mutex.acquire()
         if not is_woken and not self._is_asleep:
-            # It was woken after the time was over and before the mutex was taken.
+            # The thread was woken after the time was over and before the mutex was taken.
             self._bell.acquire()
             is_woken = True
         self._is_asleep = False

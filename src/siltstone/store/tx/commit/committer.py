@@ -559,7 +559,7 @@ class TransactionCommitter:
             if outcome is None and storing:
                 outcomes[number] = _unknown(cause)
             elif outcome is None or isinstance(outcome, PreconditionError):
-                # It was checked against the group, which is not stored.
+                # The transaction was checked against the group, which is not stored.
                 outcomes[number] = poison
         return outcomes + [poison] * (count - len(outcomes))
 
