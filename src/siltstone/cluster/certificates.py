@@ -2,7 +2,8 @@
 
 Every site has the secret of the cluster, so every site can derive the same certificate authority
 from it: nothing has to be exchanged. A site issues a certificate for itself at each start, and
-again long before it ends. The user may give certificates of another authority instead.
+again long before that certificate ends. The user may give certificates of another authority
+instead.
 
 The certificate and its key are in one file, so that both are replaced at once.
 """
@@ -39,7 +40,7 @@ _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """Where a certificate, its key, and the certificate of the authority are."""
+    """The files of a certificate, its key, and the certificate of the authority."""
 
     certificate: PurePath
     key: PurePath
@@ -142,8 +143,9 @@ class SiteCertificates:
         self._seen = self._read()
 
     def renew(self, now_us: int) -> bool:
-        """Replace what ends soon, or load what the user has replaced; return whether something
-        changed. Raises: UsageError if that cannot be used; the old ones are used further.
+        """Replace certificates that end soon, or load those that the user has replaced; return
+        whether something changed. Raises: UsageError if the new ones cannot be used; the old ones
+        stay in use.
         """
         if self._authority is not None:
             (certificate, *_) = x509.load_pem_x509_certificates(self._read()[0])
@@ -163,7 +165,7 @@ class SiteCertificates:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """What clients of NATS use for their connections."""
+        """The TLS context of NATS clients."""
         assert self._context is not None, "the certificates are prepared"
         return self._context
 

@@ -1,7 +1,8 @@
 """The epoch of the cluster that a data directory belongs to: a number in `cluster/epoch`.
 
-A site of another epoch than its settings does not start: seeds that return after the cluster has
-begun anew must not bring back what it has given up. A directory without the file has epoch 1.
+A site does not start if its directory and its settings have different epochs: seeds that return
+after the cluster has begun again must not bring back rows that it has given up. A directory without
+the file has epoch 1.
 """
 
 from __future__ import annotations

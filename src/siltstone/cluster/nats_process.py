@@ -4,8 +4,8 @@ The process is in a session of its own. It survives a crash of Siltstone, becaus
 need it for a majority; the next start finds it by its process id and goes on with it.
 
 Invariant: the server syncs each message before it acknowledges it (`sync_interval: always`). A
-start fails if the server says otherwise. A site outside the seeds runs a server without JetStream,
-which passes everything on to those of the seeds.
+start fails if the server has another setting. A site outside the seeds runs a server without
+JetStream, which passes everything on to those of the seeds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ USER: Final = "siltstone"
 ROUTE_USER: Final = "route"
 # A call that one site sends to another is one message.
 PAYLOAD_MAX: Final = 40 * 1024 * 1024
-# A server that found no space is started again when there is this much.
+# A server that found no space is started again when this much is free.
 SPACE_BYTES: Final = 16 * 1024 * 1024
 _START_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 10.0
@@ -83,7 +83,7 @@ cluster {{
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a server listens on this machine."""
+    """The addresses of a server on this machine."""
 
     client: str
     monitor: str
@@ -192,7 +192,7 @@ class NatsProcess:
 
     async def stores(self) -> bool:
         """Return whether the server keeps the shared logs. When it finds no space on the disk, it
-        stops that until its next start, and only passes on what others keep.
+        stops this until its next start, and only forwards messages to other servers.
         """
         if not self._settings.keeps_logs:
             return True

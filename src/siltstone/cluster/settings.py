@@ -1,4 +1,4 @@
-"""The settings of one site of a cluster, and what is derived from the secret of the cluster."""
+"""The settings of one site of a cluster, and the passwords that are derived from its secret."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SiteSettings:
     """
 
     name: str
-    # How often the logs have begun, with other seeds each time.
+    # The number of times that the logs have begun, with other seeds each time.
     epoch: int = 1
     site: str
     seeds: tuple[Address, ...]
@@ -54,14 +54,14 @@ class SiteSettings:
     nats_monitor: tuple[str, ...] = ()
     program: str = ""
     directory: PurePath
-    # When a site that is not heard leaves the in-sync sites.
+    # The time after which a silent site leaves the in-sync sites.
     away_after: float = 60.0
     # Bytes per second that are copied from another site.
     copy_rate: int = 100 * 1024 * 1024
     # Certificates that the user gives; without them the site issues its own.
     tls: TlsFiles | None = None
     zone: str = ""
-    # How often all sealed segments are read and compared, and how fast.
+    # The interval at which all sealed segments are read and compared, and the rate of reading.
     scrub_interval: float = 86400.0
     scrub_rate: int = 16 * 1024 * 1024
 

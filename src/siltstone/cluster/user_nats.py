@@ -1,8 +1,9 @@
-"""NATS servers of the user's own: what they must be like, so that nothing acknowledged is lost.
+"""The user's own NATS servers, and the settings that they need so that nothing acknowledged is
+lost.
 
-A start refuses servers that would lose data, and says which setting is wrong. It asks the
-monitoring page of each server, because the connection of a client does not tell whether a server
-syncs. A server that does not answer is not checked, but most of them must answer.
+A start refuses servers that would lose data, and names the wrong setting. It asks the monitoring
+page of each server, because the connection of a client does not tell whether a server syncs. A
+server that does not answer is not checked, but most of them must answer.
 
 The servers are checked again all the time, because a server may be restarted with other settings.
 """
@@ -52,8 +53,8 @@ class UserNats:
         return Ports(client=self._settings.nats, monitor=next(iter(known)))
 
     async def danger(self, client: Client) -> str | None:
-        """Check the servers and the account again; return what could lose data now, "" if nothing
-        could, None if nothing is known because no server answers.
+        """Check the servers and the account again. Return the problem that could lose data, "" if
+        there is none. Return None if no server answers.
         """
         known = await self._known()
         if not known:
@@ -86,12 +87,14 @@ class UserNats:
             return {}
 
     async def check_account(self, client: Client) -> None:
-        """Check what JetStream grants to this user. Raises: SiltstoneError, NatsError."""
+        """Check the limits that JetStream grants to this user. Raises: SiltstoneError,
+        NatsError.
+        """
         check_limits((await ask(client, "INFO"))["limits"])
 
     @property
     def host(self) -> None:
-        """No host: the certificate of a server must name the host in its URL."""
+        """Return no host: the certificate of a server must name the host in its URL."""
         return None
 
     def is_alive(self) -> bool:

@@ -30,7 +30,8 @@ class QueryLag:
 
     def since(self, oldest_us: int | None, now_us: int) -> QueryLag:
         """Return the lag with the age of its oldest row; the age is None if no such row was
-        found."""
+        found.
+        """
         seconds = None if oldest_us is None else max(0.0, (now_us - oldest_us) / SECOND_US)
         return replace(self, seconds=seconds)
 

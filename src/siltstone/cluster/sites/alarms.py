@@ -1,4 +1,4 @@
-"""What is wrong in a cluster, as one site sees it: read from the state that `status` shows."""
+"""The problems of a cluster, as one site sees them: derived from the state that `status` shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOW_BYTES: Final = 64 * 1024 * 1024
 
 
 def alarms_of(state: Mapping[str, Any]) -> dict[Alarm, str]:
-    """Return what is wrong, with a sentence each."""
+    """Return the current problems, with a sentence each."""
     found: dict[Alarm, str] = {}
     if state["nats"]:
         found[Alarm(AlarmKind.UNSAFE_NATS, state["site"])] = (

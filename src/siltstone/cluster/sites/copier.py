@@ -1,8 +1,9 @@
-"""Copies shards from other sites: for a site that is behind, and to repair what is damaged.
+"""Copies shards from other sites: for a site that is behind, and to repair damaged segments.
 
-A site that is behind stops reading until it has the copy. A site that repairs goes on: it collects
-the files while it reads the log, then pauses, takes what was added meanwhile, and replaces its own.
-It does not lead meanwhile. On the loop of the site; the files are copied on a thread.
+A site that is behind stops reading until it has the copy. A site that repairs continues: it
+collects the files while it reads the log, then pauses, fetches the bytes that were added meanwhile,
+and replaces its own files. It does not lead in this time. On the loop of the site; the files are
+copied on a thread.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from siltstone.store.writer.replication.follower import FollowerStatus
 _LOG: Final = logging.getLogger("siltstone.cluster")
 _AGAIN_SECONDS: Final = 1.0
 _REPAIR_ATTEMPTS: Final = 10
-# What was read before a pause is stored after this time.
+# Messages that were read before a pause are stored after this time.
 _PAUSE_SECONDS: Final = 0.5
 
 # Sends a request to a site; returns its answer.
@@ -60,7 +61,9 @@ class Copier:
             copying.stop.set()
 
     async def copy(self, shard: SiteShard, first: int) -> None:
-        """Copy a shard that the log cannot help, from a site that has what the log lacks."""
+        """Copy a shard that is behind the trim of the log, from a site that has the missing
+        rows.
+        """
         if key_of(shard.log) in self.under_way:
             return
         log(_LOG, logging.WARNING, "shard_behind_trim", first=first, **_facts(shard))
@@ -69,7 +72,7 @@ class Copier:
     async def repair(
         self, shard: SiteShard, damaged: frozenset[str], sources: frozenset[str]
     ) -> None:
-        """Replace damaged segments by those of other sites; none in `sources`: of any.
+        """Replace damaged segments by those of other sites; an empty `sources` means any site.
 
         It is given up after some attempts.
         """
@@ -91,7 +94,7 @@ class Copier:
                         return
                 attempts += 1
                 if copying.repairs and attempts == _REPAIR_ATTEMPTS:
-                    # The sources are chosen anew: they may be away, or damaged by now.
+                    # Choose the sources again: they may be away, or damaged by now.
                     return
                 await asyncio.sleep(_AGAIN_SECONDS)
         finally:
@@ -119,7 +122,7 @@ class Copier:
         return True
 
     def _best_peer(self, key: str, copying: Copying) -> str:
-        """Return the site that has most of a shard, "" if none has what the log lacks."""
+        """Return the site that has most of a shard, "" if none has the rows that the log lacks."""
         now = self._loop.time()
         known = {
             name: int(peer.shards[key]["sequence"])

@@ -1,4 +1,6 @@
-"""What operators may change: the roles of sites, the replicas of a shard, and its leader."""
+"""The changes that operators may make: the roles of sites, the replicas of a shard, and its
+leader.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from siltstone.errors import NotFoundError, UsageError
 from siltstone.store.writer.replication.sites.membership import ShardSites
 from siltstone.store.writer.replication.sites.planning import Facts, Site, SiteRole, move
 
-# What a site may become, and from what.
+# The roles from which a site may get each role.
 _MAY: Final[Mapping[SiteRole, frozenset[SiteRole]]] = {
     SiteRole.MEMBER: frozenset(SiteRole),
     SiteRole.DRAINING: frozenset({SiteRole.MEMBER, SiteRole.DRAINING, SiteRole.LEAVING}),

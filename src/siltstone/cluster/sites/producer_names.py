@@ -5,7 +5,7 @@ a block of numbers when it starts, durably, before it uses one. So the numbers b
 belong to processes that have ended. A site that lost its directory has other random bytes.
 
 A block begins at the wall time in microseconds, or behind the block before it if the clock was set
-back. A directory may be an old state of itself, or a copy of that of another site: the file alone
+back. A directory may be restored from an older state, or copied from another site. The file alone
 would then give out names again, and the leader would take new rows for repetitions of old ones.
 """
 
@@ -73,12 +73,12 @@ def ended_producers(
     own: Iterable[tuple[bytes, int]],
     heard: Iterable[tuple[bytes, int] | None],
 ) -> list[tuple[bytes, int | None]]:
-    """Return which producers are used no more: the first bytes of their names, and the last number;
-    None for all of a site that is gone.
+    """Return the producers that are not used any more: the first bytes of their names, and the last
+    number, or None for all of a site that is gone.
 
     `own` and `heard` have the first number of each process that is heard now. Sites whose
-    directories are copies of one have the same first bytes: then nothing tells which of their
-    processes have ended.
+    directories are copies of one directory have the same first bytes. It is then unknown which of
+    their processes have ended.
     """
     shared = Counter(site.producers for site in sites.values())
     running: dict[bytes, int] = {}

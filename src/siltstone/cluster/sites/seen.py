@@ -1,4 +1,4 @@
-"""What a site knows: its own shards, and what it last heard of the other sites."""
+"""The knowledge of a site: its own shards, and the last beats of the other sites."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class SiteShard:
 
     log: ReplicatedLog
     claims: ClaimTimer
-    # The turn of this site among those that claim, if nothing else is known.
+    # The turn of this site among the sites that claim, if it has no other information.
     rank: int
     outbox: OutboxTimer = field(default_factory=OutboxTimer)
     tail: LogTail | None = None
     task: asyncio.Task[None] | None = None
-    # As it was last read.
+    # The placement as it was last read.
     placement: ShardSites | None = None
     leading_since: float = 0.0
     # Segments that are being repaired; this site does not lead meanwhile.
     damaged: frozenset[str] = frozenset()
-    # The site that was asked to lead, and is to be asked again until it does.
+    # The site that was asked to lead, and is asked again until it does.
     successor: str = ""
 
 
 @dataclass(slots=True)
 class PeerSite:
-    """What was last heard of another site."""
+    """The last beat of another site."""
 
     heard_at: float
     shards: dict[str, dict[str, Any]]
-    # It is about to end.
+    # Whether it is about to end.
     is_stopping: bool = False
     # The newest version of records that it can read.
     reads: int = 1
@@ -68,17 +68,17 @@ class Copying:
     source: PeerFiles | None = None
     # The damaged segments if this site is not behind, and repairs them.
     repairs: frozenset[str] = frozenset()
-    # The sites that may be copied from; none: all.
+    # The sites that may be copied from; empty for all.
     sources: frozenset[str] = frozenset()
     stop: Event = field(default_factory=Event)
 
     def begin(self, size_bytes: int, source: PeerFiles) -> None:
-        """Take what is copied."""
+        """Set the source and the size of the copy."""
         self.size_bytes, self.source = size_bytes, source
 
     @property
     def fetched_bytes(self) -> int:
-        """How much was fetched."""
+        """The number of fetched bytes."""
         return 0 if self.source is None else self.source.fetched_bytes
 
 

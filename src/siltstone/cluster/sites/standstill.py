@@ -1,17 +1,17 @@
 """A moment at which no shard of the cluster stores a call, so that a site can make a backup.
 
-The leaders of all shards are asked to let calls wait for some seconds, and how far the logs have
-counted. This site reads so far. Then its files are cut. Afterwards the leaders are asked again, and
-if this site finds no new rows up to there, the cut is that of one moment:
+This site asks the leaders of all shards to let calls wait for some seconds, and to report how far
+their logs have counted. It reads the logs up to there. Then its files are cut. Afterwards it asks
+the leaders again. If there are no new rows up to the new positions, the cut shows one moment:
 
-- every shard was asked after the cut, and had counted nothing in between. So what was acknowledged
-  before the cut, anywhere, is in it;
-- what is in it was published before the cut. So if it was published after something else was
-  acknowledged, this is in it too.
+- every shard was asked after the cut, and had counted nothing in between. So everything that was
+  acknowledged before the cut, at any site, is in it;
+- everything in the cut was published before it. So if a row was published after another one was
+  acknowledged, the other one is in the cut too.
 
-Both come from a BARRIER of the leader's own term, which counts only while no other site leads. That
-calls wait only makes it likely. They wait no longer than `REST_SECONDS`, also if the backup ends in
-between. On the loop of the site.
+Both follow from a BARRIER of the leader's own term, which counts only while no other site leads.
+The waiting calls only make success likely. They wait at most `REST_SECONDS`, also if the backup
+ends earlier. On the loop of the site.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Ask = Callable[[str, dict[str, Any]], Coroutine[Any, Any, bytes]]
 
 
 class ClusterStandstill:
-    """Reaches such moments at one site."""
+    """Reaches a standstill at one site."""
 
     def __init__(self, site: str, shards: Mapping[str, SiteShard], ask: Ask) -> None:
         self._site = site
@@ -56,7 +56,7 @@ class ClusterStandstill:
         while True:
             await self._read_all(keys, REST_SECONDS, deadline)
             serials = {key: self._shard(key).next_serial for key in keys}
-            # What was stored is visible to other processes when the log was read once more.
+            # Stored rows are visible to other processes when the log was read once more.
             if await self._has_only(serials, deadline):
                 return serials
 
@@ -65,7 +65,7 @@ class ClusterStandstill:
         return await self._has_only(serials, _now() + _REACH_SECONDS)
 
     async def end(self, keys: Collection[str]) -> None:
-        """Let the leaders go on."""
+        """Let the leaders continue."""
         await asyncio.gather(*map(self._go_on, keys))
 
     async def _has_only(self, serials: Mapping[str, int], deadline: float) -> bool:
@@ -76,7 +76,9 @@ class ClusterStandstill:
     async def _read_all(
         self, keys: Collection[str], seconds: float | None, deadline: float
     ) -> None:
-        """Wait until this site has what had counted in these shards. Raises: RetryError."""
+        """Wait until this site has everything that had counted in these shards. Raises:
+        RetryError.
+        """
         await asyncio.gather(*[self._read(key, seconds, deadline) for key in keys])
 
     async def _read(self, key: str, seconds: float | None, deadline: float) -> None:
@@ -127,8 +129,9 @@ class ClusterStandstill:
 
 
 async def counted(shard: ReplicatedLog, seconds: float | None) -> int | None:
-    """Let the calls of a shard wait for some seconds, 0 for no longer; return how far its log has
-    counted, None if this site does not lead it. With None, the calls go on as they do.
+    """Let the calls of a shard wait for some seconds; 0 ends the wait. Return how far its log has
+    counted, None if this site does not lead it. With None for `seconds`, nothing changes for the
+    calls.
     """
     if seconds is not None:
         shard.rest(min(seconds, REST_SECONDS))

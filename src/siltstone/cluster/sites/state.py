@@ -18,7 +18,7 @@ def state_of(
     mine: Mapping[str, Mapping[str, Any]],
     undecided: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the sites and the shards. `mine` has what this site tells the others of itself.
+    """Return the sites and the shards. `mine` is the beat of this site.
 
     `undecided` has the segments whose copies differ, as DATABASE/SHARD/GENERATION/SERIAL.seg.
     """
@@ -98,7 +98,7 @@ def _shard(
 
 
 def transition(placement: ShardSites | None, successor: str) -> dict[str, Any] | None:
-    """Return what is being changed about the sites of a shard, None if nothing is."""
+    """Return the change of the sites of a shard that is under way, None if there is none."""
     if placement is None:
         return None
     wanted = placement.wanted or placement.replicas
@@ -110,13 +110,17 @@ def transition(placement: ShardSites | None, successor: str) -> dict[str, Any] |
 
 
 def possible(replicas: int, sites: Mapping[str, Site]) -> int:
-    """Return how many replicas the cluster can have: no more than it has sites for them."""
+    """Return how many replicas the cluster can have: at most one for each site that may have
+    one.
+    """
     able = sum(site.role in (SiteRole.MEMBER, SiteRole.DRAINING) for site in sites.values())
     return min(replicas, able) if able else replicas
 
 
 def health(placement: ShardSites | None, known: frozenset[str], *, wanted: int) -> str:
-    """Return how many of the replicas of a shard are there: ok, under-replicated, below quorum."""
+    """Return the health of a shard by its reachable replicas: ok, under-replicated, below
+    quorum.
+    """
     if placement is None:
         return "not placed"
     there = len(placement.insync & known)

@@ -321,8 +321,8 @@ def _check_length(length: int, position: int, limit: int) -> None:
 def crc_matches(view: memoryview, position: int, header: FrameHeader, seed: int) -> bool:
     """Return whether the bytes of the frame, and its values in a room, match their checksums.
 
-    Of a room only the header is checked. The frame that refers to the room has the checksum of its
-    contents.
+    For a room, only the header is checked. The frame that refers to the room has the checksum of
+    its contents.
     """
     end = position + (HEADER_BYTES if header.kind == ROOM else header.length)
     if crc32c(view[position + 8 : end], seed) != header.crc:

@@ -302,8 +302,8 @@ class Segment:
                     left = left[1:]
 
     def table(self, numbers: Sequence[int]) -> FrameTable | None:
-        """Open many frames at once, up to the first that does not belong into a table; return None
-        if that is the first. Open that one with `frame`.
+        """Open many frames at once, up to the first one that does not belong into a table. Return
+        None if that is the first of all: open it with `frame`.
 
         The checksum of a frame is verified the first time.
         """
@@ -381,8 +381,8 @@ class Segment:
         )
 
     def index_words_for(self, frames: int) -> None:
-        """Count the frames that a reader looks at with a filter; add the frames that are missing in
-        the word index once this has cost about as much as to add them.
+        """Count the frames that readers with filters look at. Once this has cost about as much as
+        adding the frames that are missing in the word index, add them.
         """
         self._asked += frames
         missing = self.index.frame_count - self.index.words.count

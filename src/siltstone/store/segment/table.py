@@ -1,7 +1,7 @@
 """The headers and sections of many small frames of a segment, as arrays with one entry a frame.
 
-A broker writes frames of one or two rows. To open each of them as Python objects costs far more
-than to copy its rows. Here the headers of thousands of frames are read with a few calls of numpy,
+A broker writes frames of one or two rows. Opening each of them as Python objects costs far more
+than copying its rows. Here the headers of thousands of frames are read with a few calls of numpy,
 and each row is a pair of numbers: its frame, and its place in the frame. `frame_rows.py` makes
 columns of them.
 """
@@ -589,7 +589,7 @@ class FrameTable:
         """Return ranges of the segment as an array of texts.
 
         Arrow copies the texts: they are every second entry of an array over the map, whose other
-        entries are what lies between them.
+        entries are the bytes between them.
         """
         count = len(starts)
         if int((stops - starts).sum()) > _OFFSET_MAX:

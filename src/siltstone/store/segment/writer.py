@@ -169,8 +169,8 @@ class SegmentWriter:
                 self._allocate(self._end + HEADER_BYTES + body_bytes)
 
     def is_short(self) -> bool:
-        """Return whether most of the allocated space is used. From any thread, a moment later it
-        may be otherwise.
+        """Return whether most of the allocated space is used. From any thread; the answer may
+        change at any moment.
         """
         return self._allocated - self._end < min(_AHEAD_MAX, self._allocated // 4)
 
@@ -258,8 +258,8 @@ class SegmentWriter:
         """Write a frame behind the last one; readers see it after `publish`.
 
         The directory lists the streams of the body, so that a compressed body need not be
-        decompressed. If the frame shall be durable, is small, and everything before it is durable,
-        one system call writes and syncs it; then the result is True.
+        decompressed. If the frame must be durable, is small, and everything before it is durable,
+        one system call writes and syncs it, and the result is True.
 
         Raises: StorageFullError, with nothing changed; DiskError.
         """
@@ -341,7 +341,7 @@ class SegmentWriter:
     def sync(self) -> None:
         """Make everything written so far durable, then record the synced position in the file."""
         with self._lock:
-            # First: a room that is taken during the sync is not durable.
+            # Set this first: a room that is taken during the sync is not durable.
             self._is_dirty = False
         self._file.sync()
         self.segment.cells[SYNCED] = self._written

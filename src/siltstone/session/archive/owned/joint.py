@@ -3,8 +3,8 @@
 A transaction, its ticket and its way through the queue cost more than the row of a position. The
 positions of many sessions are therefore saved together. Each save requires its own owner.
 
-Invariant: if one of them has another owner now, none is stored, and each gets a RetryError. Its
-owner then saves it alone.
+Invariant: if the owner of one save has changed, nothing is stored, and every save gets a
+RetryError. Each owner then saves alone.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class JointSaves:
         return ticket
 
     def submit(self) -> None:
-        """Submit what is open."""
+        """Submit the open transactions."""
         tickets, self._open = list(self._open.values()), {}
         for ticket in tickets:
             ticket.submit()

@@ -84,7 +84,7 @@ class FrameRecord(Record):
         self.wants_sync = True
         # The seed of the checksum, which is the same in all segments of a slab.
         self.seed = 0
-        # What a replicated log needs of the calls, to recognise them when they are repeated.
+        # The claims of the calls, by which a replicated log recognises repeated calls.
         self.claims: list[ProducerCall] = []
         # Either rows or a block, which has one stream.
         self.built: BuiltFrame | None = None
@@ -412,9 +412,9 @@ class Committer:
         after = header.first_serial + header.row_count
         if not record.wants_sync and after > writer.segment.reserved_serial:
             self._durably(partial(writer.reserve, after + _RESERVE_ROWS))
-        # Other sites may count a record of a shared log, or not: it is synced when it counts. The
-        # blocks of a flush share the sync of `_settle`, which also syncs their rooms: a frame must
-        # not count as synced before the values to which it refers.
+        # A record of a shared log may count or not, so it is synced when it counts. The blocks of a
+        # flush share the sync of `_settle`, which also syncs their rooms: a frame must not count as
+        # synced before the values to which it refers.
         durably = record.wants_sync and record.block is None and self.log is LOCAL_LOG
         if not writer.write(header, record.body, record.directory, durably=durably):
             self.unsynced = True
@@ -451,8 +451,8 @@ class Committer:
         self._writer.forget_syncs()
 
     def resume(self) -> None:
-        """Prepare records from what is stored now: other records may have been stored since the
-        last one was prepared here.
+        """Prepare the next records from the stored state: other records may have been stored since
+        the last one was prepared here.
         """
         self._builder = self._new_builder()
 
@@ -496,7 +496,7 @@ class Committer:
         self._writer.measure()
 
     def used_bytes(self) -> int:
-        """Return the disk space of the slab in bytes, without what is allocated ahead."""
+        """Return the disk space of the slab in bytes, without space that is allocated ahead."""
         return self._writer.used_bytes()
 
     def park(self) -> None:

@@ -1,4 +1,4 @@
-"""Store in the files of this site what counted in the shared log.
+"""Store the changes that counted in the shared log, in the files of this site.
 
 Every change is stored once, although it may be read again after a restart: rows are recognised by
 their serials, segments by the serial with which they begin, and generations by their numbers.

@@ -2,8 +2,8 @@
 behind the trim of the shared log.
 
 The source makes an *offer*: its mark, its slabs, and a list of their files as they are at that
-moment. Segments only grow, so what is listed stays as it is while it is copied, unless its slab is
-dropped; then the copy begins again with another offer.
+moment. Segments only grow, so the listed bytes do not change while they are copied. If a slab is
+dropped meanwhile, the copy begins again with another offer.
 
 The copying site collects the files in a directory beside its own (`replication/<shard>.copy`). A
 file that is not complete ends in `.part`. The order is:
@@ -63,14 +63,14 @@ _PART: Final = ".part"
 # The positions in the header of a segment belong to a site.
 _SAME_BYTES: Final = 2048
 _STEP_BYTES: Final = 1 << 20
-# What a crash has left may be torn: then the file is fetched once more as a whole.
+# A file that a crash has left may be torn. It is then fetched again as a whole.
 _ATTEMPTS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyFile:
-    """A file of a shard: its path below the directory of the shard, its size, and where the bytes
-    end that are to be copied. The rest of a segment is a hole.
+    """A file of a shard: its path below the directory of the shard, its size, and the end of the
+    bytes to copy. The rest of a segment is a hole.
     """
 
     path: str
@@ -80,7 +80,7 @@ class CopyFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a site has of a shard at one moment."""
+    """The files of a shard at a site, at one moment."""
 
     marked: Marked
     settings: DatabaseSettings
@@ -127,7 +127,9 @@ class Offer:
 def make_offer(
     fs: FileSystem, directory: PurePath, manifest: Manifest, shard: int, marked: Marked
 ) -> Offer:
-    """Return what this site has of a shard, just after its mark was written. On its thread."""
+    """Return the offer of this site for a shard, just after its mark was written. On the thread of
+    the shard.
+    """
     files: list[CopyFile] = []
     slabs = manifest.slabs_of(shard)
     for record in slabs:
@@ -213,7 +215,7 @@ def collect(
     compacted at one of the sites only.
 
     Raises: CorruptionError if a file has another digest than the source says; the errors of the
-    source; StorageFullError. What was fetched stays for the next attempt.
+    source; StorageFullError. Fetched files stay for the next attempt.
     """
     staging.begin(offer)
     fetched = 0
@@ -254,7 +256,7 @@ class CopyStaging:
         self._own = directory / str(shard)
 
     def begin(self, offer: Offer) -> None:
-        """Remove what an earlier copy has left and this offer does not have."""
+        """Remove the files of an earlier copy that this offer does not have."""
         create_directories(self._fs, self.place)
         wanted = {file.path for file in offer.files}
         generations = {path.partition("/")[0] for path in wanted}
@@ -279,7 +281,7 @@ class CopyStaging:
         return None
 
     def adopt(self, file: CopyFile) -> None:
-        """Use the file that is here: its digest is the right one."""
+        """Use the file that is here, because its digest is right."""
         target = self.place / file.path
         if self._fs.exists(target):
             return
@@ -288,7 +290,9 @@ class CopyStaging:
         self._fs.link(self._own / file.path, target)
 
     def size(self, file: CopyFile) -> int:
-        """Return how much of a file is here; what a crash may have torn is fetched again."""
+        """Return the number of bytes of a file that are here. Bytes that a crash may have torn do
+        not count.
+        """
         target = self.place / file.path
         if self._fs.exists(target):
             # It was complete for an earlier offer, or it is damaged.
@@ -418,8 +422,8 @@ def _link_files(fs: FileSystem, source: PurePath, place: PurePath, offer: Offer)
 def _as_found(
     fs: FileSystem, place: PurePath, slabs: Iterable[SlabRecord]
 ) -> tuple[SlabRecord, ...]:
-    """Return the records of slabs with the segments that are compacted in this directory: of the
-    source some, and of this site others.
+    """Return the records of slabs with the segments that are compacted in this directory. The
+    source and this site may have compacted different segments.
     """
     found: list[SlabRecord] = []
     for record in slabs:

@@ -1,6 +1,6 @@
 """Begin the shared logs of a database with the rows that one site has in its files.
 
-Two things need it: a local database becomes a replicated one, and a cluster begins anew after it
+There are two cases: a local database becomes a replicated one, and a cluster begins again after it
 lost the majority of its seeds. The order is:
 
 1. at the stopped site, the shards are closed cleanly, and the next serial of each one is written
@@ -46,7 +46,7 @@ SKIPPED_SERIALS: Final = 1 << 32
 
 
 def is_founding(fs: FileSystem, directory: PurePath) -> bool:
-    """Return whether the logs of a database are to begin with the rows of this site."""
+    """Return whether the logs of a database will begin with the rows of this site."""
     return fs.exists(directory / REPLICATION / _FOUNDING)
 
 
@@ -79,7 +79,7 @@ def begin_anew(fs: FileSystem, clock: Clock, directory: PurePath) -> bool:
 
 
 def begin_as_follower(fs: FileSystem, directory: PurePath) -> bool:
-    """Forget how far this site has read, so that it copies what another site has; return whether
+    """Forget how far this site has read, so that it copies the rows of another site; return whether
     the database is a replicated one. Raises: UsageError, NotFoundError, CorruptionError.
     """
     if read_manifest(fs, directory).settings.backend == "local":
@@ -135,7 +135,7 @@ def _prepare(
 
 
 def found_from_files(fs: FileSystem, directory: PurePath, cluster: Replication) -> None:
-    """Begin the logs in the cluster, if that is to be done; wait for a majority.
+    """Begin the logs in the cluster, if they must begin here; wait for a majority.
 
     Raises: UsageError if the cluster has another database of this name; CorruptionError.
     """

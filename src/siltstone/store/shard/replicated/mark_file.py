@@ -37,7 +37,7 @@ _CRC_END: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marked:
-    """What a restart continues from."""
+    """The state from which a restart continues."""
 
     position: LogPosition
     producers: Producers
@@ -45,7 +45,7 @@ class Marked:
 
 
 class Marks(Protocol):
-    """Where the mark of a shard is."""
+    """The storage of the mark of a shard."""
 
     def read(self) -> Marked | None:
         """Return the mark; None if there is none yet. Raises: CorruptionError."""
@@ -84,7 +84,7 @@ def encode_marked(marked: Marked) -> bytes:
 
 
 def decode_marked(data: bytes, path: PurePath) -> Marked:
-    """Return what the bytes of a file say. Raises: CorruptionError."""
+    """Decode the bytes of a file. Raises: CorruptionError."""
     if len(data) < _HEAD.size or data[:4] != _MAGIC:
         raise CorruptionError("not the mark of a replicated shard", path=path)
     _, crc, next_serial, length, _ = _HEAD.unpack_from(data)

@@ -47,7 +47,7 @@ class BadPayloadError(SiltstoneError):
 
 
 def payload_of(record: Record) -> bytes:
-    """Return what all sites need to store a record."""
+    """Return the bytes that all sites need to store a record."""
     if isinstance(record, FrameRecord):
         return record.payload()
     assert isinstance(record, RollRecord | GenerationRecord | DropRecord | SettingsRecord)

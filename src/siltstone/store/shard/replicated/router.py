@@ -1,4 +1,4 @@
-"""The way of calls to the leader of a replicated shard, wherever it is.
+"""Routes calls to the leader of a replicated shard, at whatever site.
 
 The router is one producer: it numbers the calls, and each call names the one before it. So the
 leader stores each call once and in order, however often the router sends it. A call that has a
@@ -8,9 +8,9 @@ Invariants:
 - a call gets the outcome of any attempt that was stored. It is refused only if every attempt was;
 - while no leader is known, or its answer does not come, the calls wait;
 - if the cluster has given this site up, and closed its producer, the router continues as another
-  one. The outcome of a call with an attempt that was not answered is unknown then;
-- it also continues as another one behind a call that is refused for good while another attempt has
-  no answer. That attempt may still be stored, or never, so no later call can name it or pass it;
+  producer. A call with an unanswered attempt then has an unknown outcome;
+- it also continues as another producer behind a call that is refused for good while another attempt
+  has no answer. That attempt may be stored or not, so no later call can name it or overtake it;
 - no call of a producer is sent while one of the producer before it has no outcome;
 - the bytes of the waiting calls are bounded.
 """
@@ -118,11 +118,13 @@ class CallRouter:
             self._log, self.submit = log, submit
 
     def look(self) -> None:
-        """Send what is not under way: the leader has changed, or some time has passed."""
+        """Send the calls that are not under way. Called when the leader has changed, and from time
+        to time.
+        """
         with self._condition:
             term = self._log.view.term
             for waiting in list(self._waiting.values()):
-                # A deposed leader may be dead, so its answer is not waited for.
+                # A deposed leader may be dead, so do not wait for its answer.
                 is_due = waiting.attempt == 0 or waiting.term < term
                 if is_due and not self._is_held(waiting) and not self._send(waiting):
                     break
@@ -137,7 +139,7 @@ class CallRouter:
         return len(self._waiting)
 
     def close(self) -> None:
-        """End: the outcome of the waiting calls stays unknown."""
+        """Close the router. The waiting calls keep an unknown outcome."""
         with self._condition:
             self._closed = True
             left, self._waiting = list(self._waiting.values()), {}

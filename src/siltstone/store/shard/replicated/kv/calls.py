@@ -6,8 +6,8 @@
     6      the document, then the values of the transaction, one behind the other
 
 Integers are little endian. COMMIT has an attempt and the operations of a transaction. CONTEXT asks
-the leader for its term and for the serial of its last commit. MANAGE has an act on generations or
-settings, which only the leader does. An answer is JSON, either a result or an error.
+the leader for its term and for the serial of its last commit. MANAGE has a change of generations or
+settings, which only the leader makes. An answer is JSON, either a result or an error.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _ERRORS: Final[Mapping[str, type[SiltstoneError]]] = {
 
 
 class CallKind(IntEnum):
-    """What a site asks the leader."""
+    """The kinds of calls to a leader."""
 
     COMMIT = 1
     CONTEXT = 2

@@ -1,10 +1,11 @@
 """Copy a key-value shard from another site: for a site that is new, or lost its files, or is behind
 the trim of the shared log.
 
-The source takes views of everything that the shard has, on its thread, so they are of one moment.
-Another thread writes them to one file of records (`records.py`), each with its length (u32, little
-endian) before it. The file is offered and fetched like a segment. The copying site removes what it
-has of the shard, writes the records into its engine, and the mark last.
+The source takes views of everything that the shard has, on the shard's thread, so that all views
+show the same moment. Another thread writes them to one file of records (`records.py`), each with
+its length (u32, little endian) before it. The file is offered and fetched like a segment. The
+copying site removes its own data of the shard, writes the records into its engine, and the mark
+last.
 
 The order at the copying site is: the file is fetched, compared by its digest, and synced; the offer
 is written durably; the shard is loaded; the offer and the file are removed. After a crash the next
@@ -36,7 +37,7 @@ from siltstone.store.tx.commit.committer import KeyValueRecord, Room
 from siltstone.store.writer.commit_log import RecordKind
 
 SUFFIX: Final = ".rows"
-# An offer is given again for this time, so that a large file is not written for each request.
+# An offer is reused for this time, so that a large file is not written for each request.
 OFFER_SECONDS: Final = 60.0
 _LENGTH: Final = struct.Struct("<I")
 _RECORD_BYTES: Final = 1024 * 1024
@@ -48,7 +49,7 @@ _Range = tuple[str, bytes, bytes]
 
 
 def _ranges(engine: Engine, shard: int) -> list[_Range]:
-    """Return where everything of a shard is, without the rows."""
+    """Return the ranges of keys of a shard that are not rows."""
     ranges = [(DEFAULT_FAMILY, start, stop) for start, stop in catalog.ranges_of(shard)]
     if CHANGES_FAMILY in engine.families():
         ranges.append((CHANGES_FAMILY, changes_key(shard, 0), changes_end(shard)))
@@ -90,7 +91,7 @@ class Exports:
         self._closed = True
 
     def note_read(self, path: str) -> None:
-        """Take that another site reads a file of an offer. From any thread."""
+        """Note that another site reads a file of an offer. From any thread."""
         with self._lock:
             self._use(PurePath(path).parts[0])
 
@@ -122,7 +123,8 @@ class Exports:
         ranges = _ranges(engine, shard)
         ranges += [(family, b"", _END) for family in _families(engine, shard)]
         if shard == 0:
-            # The settings are committed through it. The copying site has some until it has these.
+            # Settings are committed through shard 0, so they come with it. Until then the copying
+            # site uses the settings that it has.
             ranges.append((DEFAULT_FAMILY, *catalog.settings_range()))
         return ranges
 
@@ -134,7 +136,8 @@ class Exports:
     ) -> None:
         offer: Offer | None = None
         try:
-            # If the disk is full, or the database is being closed, the site asks again, or another.
+            # If the disk is full, or the database is being closed, the other site asks again, or
+            # asks another site.
             with suppress(SiltstoneError):
                 offer = self._written(marked, views)
         finally:
@@ -239,7 +242,7 @@ def check_copied(fs: FileSystem, staging: CopyStaging, offer: Offer) -> None:
 def load(
     fs: FileSystem, directory: PurePath, engine: Engine, shard: int, room: Room | None
 ) -> Marked:
-    """Replace what the engine has of a shard by what was copied; return its mark.
+    """Replace the data of a shard in the engine by the copied data; return its mark.
 
     On the thread of the shard, or before it begins. Raises: CorruptionError, DiskError,
     StorageFullError; the next start does it again.

@@ -1,4 +1,4 @@
-"""The payloads of key-value records in the shared log: what every site writes into its engine.
+"""The payloads of key-value records in the shared log, which every site writes into its engine.
 
     0   1  version: 1
     1   1  zero
@@ -14,8 +14,8 @@
     family       length of its name u32, number of values u32, the name, then for each value the
                  lengths of key and value (u32 each; ff ff ff ff: the key is deleted), key, value
 
-Integers are little endian. Invariant: what a replica writes comes from the record and from the
-records before it. It asks no clock, and it decides nothing.
+Integers are little endian. Invariant: everything that a replica writes comes from the record and
+from the records before it. A replica does not read the clock, and makes no decisions.
 """
 
 from __future__ import annotations
