@@ -87,7 +87,7 @@ class PeerFiles:
         self.fetched_bytes = 0
 
     def offer(self) -> Offer:
-        """Return what the source has now. Raises: SiltstoneError."""
+        """Return the current offer of the source. Raises: SiltstoneError."""
         return Offer.decode(_data_of(self._ask("offer")))
 
     def digest(self, file: CopyFile) -> bytes:

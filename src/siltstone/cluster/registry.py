@@ -1,4 +1,4 @@
-"""What all sites agree on: a bucket of JetStream, changed by compare-and-set only.
+"""The facts on which all sites agree: a bucket of JetStream, changed by compare-and-set only.
 
     cluster         the name of the cluster
     place.<shard>   the sites of a shard, and the sequence below which its log is trimmed
@@ -59,7 +59,7 @@ from siltstone.store.writer.replication.sites.planning import Site, SiteRole
 
 BUCKET: Final = "siltstone"
 _HISTORY: Final = 1
-# Before the servers have found each other, nothing answers: then it is better to ask again soon.
+# Before the servers have found each other, none of them answers, so it is better to ask again soon.
 _SECONDS: Final = 2.0
 AnySettings = DatabaseSettings | KeyValueSettings
 AnyFounding = Founding[Any]
@@ -127,7 +127,7 @@ class DroppedDatabase:
     name: str
     identity: bytes
     shards: int
-    # Whether nothing of it is left but the copies of sites that were away.
+    # Whether only the copies of sites that were away are left.
     is_cleared: bool
     revision: int
 
@@ -306,7 +306,7 @@ class ClusterRegistry:
             is_cleared=False,
             revision=0,
         )
-        # It may be dropped at another site at the same time.
+        # Another site may drop the database at the same time.
         with suppress(KeyWrongLastSequenceError):
             await self.bucket.create(
                 _entry_of_dropped(mine.identity), mine.encode(is_cleared=False)
@@ -323,8 +323,8 @@ class ClusterRegistry:
         return DroppedDatabase.decode(identity, entry.value, entry.revision or 0)
 
     async def clear(self, dropped: DroppedDatabase) -> None:
-        """Remove what the cluster has of a database that was dropped: its entry, so that its name
-        is free, its logs and their placements. It may be done again, and by several sites.
+        """Remove a dropped database from the cluster: its entry, so that its name is free, its logs
+        and their placements. The call may be repeated, also by several sites.
 
         Raises: NatsError, ApiError.
         """
@@ -484,7 +484,9 @@ def decode_site(data: bytes) -> Site:
 async def patiently(
     act: Callable[[], Any], *, say: Callable[[Exception], None], seconds: float = 0.5
 ) -> Any:
-    """Return what `act` returns when it succeeds; until then the cluster is not there yet."""
+    """Repeat `act` until it succeeds, and return its result: at first the cluster may not be there
+    yet.
+    """
     while True:
         try:
             return await act()

@@ -1,8 +1,9 @@
 """The shared log of one shard: a JetStream stream that is published to and tailed.
 
-Nothing but the order of the stream is relied on. A publish is sent without waiting for an answer:
-the shard publishes again what it does not find in its own tail. The tail is a consumer that is made
-anew, from the next sequence on, whenever a sequence is missing or nothing is heard.
+Only the order of the stream is relied on. A publish is sent without waiting for an answer: the
+shard publishes a message again if it does not find it in its own tail. The tail is a consumer. It
+is replaced by a new one, from the next sequence on, whenever a sequence is missing or the server is
+silent.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ STREAM_BYTES: Final = 4 * 1024 * 1024 * 1024
 _API_SECONDS: Final = 2.0
 _OPEN_SECONDS: Final = 15.0
 _IDLE_SECONDS: Final = 0.5
-# The server says every idle period that it is there; without a word for this long, ask anew.
+# The server sends a heartbeat every idle period. After a silence of this length, create the
+# consumer again.
 _SILENT_SECONDS: Final = 2.0
 # The rest of the log is for terms, drops and settings.
 _ROWS_FULL: Final = 0.75
@@ -63,7 +65,7 @@ async def ask(client: Client, subject: str, request: dict[str, Any] | None = Non
     """Send a request to JetStream; return the answer. Raises: ApiError, NatsError."""
     data = b"" if request is None else json.dumps(request).encode()
     asked = client.request(f"$JS.API.{subject}", data, timeout=_API_SECONDS)
-    # A connection that is being replaced may never end what was begun on it.
+    # A request on a connection that is being replaced may never end.
     answer = await asyncio.wait_for(asked, 2 * _API_SECONDS)
     values = json.loads(answer.data)
     if "error" in values:
@@ -170,13 +172,13 @@ class LogTail:
         self._bounds = BoundsWatch()
         self.first = 1
         self.last = 0
-        # How much of its maximum size the log has.
+        # The size of the log, as a part of its maximum size.
         self.full = 0.0
         # The size of a message, on average.
         self.message_bytes = 0
         # While it is set, messages wait: the shard is about to be replaced by a copy.
         self.is_paused = False
-        # How often in a row the next message was missing.
+        # The number of times in a row that the next message was missing.
         self.gaps = 0
 
     @property
@@ -280,7 +282,7 @@ class LogTail:
                 await ask(self._client, f"CONSUMER.DELETE.{self.name.stream}.{consumer}")
 
     async def _watch(self) -> None:
-        """Return when the consumer must be made anew."""
+        """Wait until the consumer must be replaced."""
         loop = asyncio.get_running_loop()
         looked_at = loop.time()
         while not self._again.is_set():
@@ -294,7 +296,7 @@ class LogTail:
                 await self.look()
 
     async def _take(self, message: Msg) -> None:
-        """Take a message of the consumer, or a word that it is there."""
+        """Take a message of the consumer, or its heartbeat."""
         self._heard_at = asyncio.get_running_loop().time()
         headers = message.headers or {}
         if headers.get("Status"):

@@ -4,8 +4,8 @@ A thread has a loop of its own, so that the loop of the broker does not wait for
 shards of the store call the site from their threads; it hands the messages of the shared logs to
 them.
 
-Each site tells the others several times a second how far it is (a *beat*). A leader that is heard
-is not challenged. All other sites claim after a silence, one after another.
+Each site reports its progress to the others several times a second (a *beat*). No site challenges a
+leader that it hears. After a silence, the other sites claim, one after another.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ _BEATS: Final = "silt.beat"
 _PING_SECONDS: Final = 3
 _RECONNECT_SECONDS: Final = 0.1
 _RENEW_SECONDS: Final = 5.0
-# How often the servers of a user are checked, besides at each new connection to one of them.
+# The interval between two checks of the user's servers, which are also checked at each new
+# connection.
 _CHECK_SECONDS: Final = 30.0
 _TIDY_SECONDS: Final = 2.0
 # The same while shards or sites are moving.
@@ -93,13 +94,13 @@ _BUSY_SECONDS: Final = 0.3
 # A part of a file, or the digest of a whole one.
 _COPY_SECONDS: Final = 30.0
 _TIDY_LIMIT: Final = 10.0
-# A placement that changes all the time is not changed by hand.
+# The number of attempts to change a placement that others change at the same time.
 _ATTEMPTS: Final = 20
 _ALARM_SECONDS: Final = 1.0
 _HAND_OVER_SECONDS: Final = 0.25
-# Several beats of the sites that are there.
+# The time of several beats.
 _LISTEN_SECONDS: Final = 1.0
-# How long a site that ends waits for others to lead its shards.
+# The longest time that a site waits at its end for others to lead its shards.
 _RESIGN_SECONDS: Final = 2.0
 
 
@@ -148,13 +149,13 @@ class ClusterSite:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._said_at = -_SAY_SECONDS
         self._problem = "it is starting"
-        # Why the servers of the user could lose data; "" if they could not.
+        # The reason why the servers of the user could lose data; "" if they could not.
         self._unsafe = ""
         self._reconnected = asyncio.Event()
         self._open_database: OpenDatabase | None = None
         self._open_map: OpenMap | None = None
         self._drop_map: DropMap | None = None
-        # The databases that were dropped, and of which this site has no copy any more.
+        # The dropped databases of which this site has no copy any more.
         self._dropped: set[bytes] = set()
         # The databases that this process had open.
         self._attached: set[bytes] = set()
@@ -270,7 +271,7 @@ class ClusterSite:
         self._soon(lambda: self._spawn(self._send(key_of(shard), site, call, then)))
 
     def resign(self) -> None:
-        """Let other sites lead, as far as they can; this one is about to end."""
+        """Let other sites lead as far as they can, because this site is about to end."""
         with suppress(RuntimeError, TimeoutError):
             work = asyncio.run_coroutine_threadsafe(self._resign(), self._loop)
             work.result(_STOP_SECONDS)
@@ -295,7 +296,7 @@ class ClusterSite:
         return self._call(self._stand_still())  # type: ignore[no-any-return]
 
     def stood_still(self, serials: Mapping[str, int]) -> bool:
-        """Let the shards go on; return whether none has stored a call since `stand_still`.
+        """Let the shards continue; return whether none has stored a call since `stand_still`.
 
         Raises: RetryError, OutcomeUnknownError.
         """
@@ -389,7 +390,7 @@ class ClusterSite:
             self._spawn(self._forever(work))
 
     async def _forever(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Begin a loop again if an error that was not foreseen has ended it, which is logged."""
+        """Run a loop. If an unexpected error ends it, log the error and run the loop again."""
         while True:
             task = self._start(work())
             await asyncio.wait([task])
@@ -458,7 +459,7 @@ class ClusterSite:
         return known
 
     async def _listen(self) -> None:
-        """Wait until the sites that are there were heard: one may bring a database."""
+        """Wait until the reachable sites were heard: one of them may bring a database."""
         await asyncio.sleep(self._connected_at + _LISTEN_SECONDS - self._loop.time())
 
     async def _found_once(
@@ -609,7 +610,7 @@ class ClusterSite:
         await self._reply(message.reply, await answer_request(shard.log, values))
 
     async def _beat(self) -> None:
-        """Tell the other sites how far this one is, and claim the shards without a leader."""
+        """Report the progress of this site to the others, and claim the shards without a leader."""
         while True:
             now_us = _now_us()
             facts = self._placing.facts()
@@ -663,7 +664,7 @@ class ClusterSite:
             "synced": view.synced,
             "status": view.status.value,
             "reason": view.reason,
-            # What counted waits for disk space, or NATS does.
+            # Whether changes that counted wait for disk space, or NATS does.
             "full": view.is_full or not self._placing.has_space,
             "damaged": bool(shard.damaged),
             # The first message that must stay in the log while this site copies.
@@ -744,7 +745,7 @@ class ClusterSite:
                 self._say(exc)
 
     async def _read_sites(self, registry: ClusterRegistry) -> None:
-        """Read what the sites have agreed on about each other; enter this site if it is new."""
+        """Read the entries of the sites; enter this site if it is new."""
         sites = await registry.sites()
         producers = self._producers.site
         if not is_entered(sites.get(self.site), self._settings, producers):
@@ -773,7 +774,7 @@ class ClusterSite:
     # Handing over
 
     async def _hand_over(self) -> None:
-        """Ask other sites to lead what this one should not."""
+        """Ask other sites to lead the shards that this site should not lead."""
         while True:
             await asyncio.sleep(_HAND_OVER_SECONDS)
             await self._ask_successors()
@@ -887,8 +888,8 @@ class ClusterSite:
         return self._registry
 
     async def _drop_databases(self, registry: ClusterRegistry) -> frozenset[bytes]:
-        """Delete the copies of databases that were dropped in the cluster, and what the cluster has
-        of them; return the identities of all that were dropped.
+        """Delete the copies of databases that were dropped in the cluster, and their entries and
+        logs there; return the identities of all dropped databases.
         """
         dropped = await registry.dropped()
         here = {shard.log.identity.database for shard in self._shards.values()}
@@ -979,7 +980,7 @@ class ClusterSite:
         return free_bytes >= SPACE_BYTES
 
     async def _reconnect(self) -> None:
-        """Take that there is another connection: the server may have other settings."""
+        """Note that there is another connection: the server may have other settings."""
         self._reconnected.set()
 
     async def _check_servers(self) -> None:
@@ -1000,7 +1001,7 @@ class ClusterSite:
                 log(_LOG, logging.WARNING, "nats_safe")
 
     async def _renew(self) -> None:
-        """Replace the certificates that end soon, and use what the user has replaced."""
+        """Replace the certificates that end soon, and use those that the user has replaced."""
         while self._has_certificates:
             await asyncio.sleep(_RENEW_SECONDS)
             try:
@@ -1047,7 +1048,7 @@ class ClusterSite:
         }
 
     async def _look_for_alarms(self) -> None:
-        """Tell what is wrong for a while, and what is over."""
+        """Log the problems that last for a while, and those that are over."""
         while True:
             await asyncio.sleep(_ALARM_SECONDS)
             changes = self._alarms.look(alarms_of(await self._status()), _now_us())

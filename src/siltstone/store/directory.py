@@ -599,9 +599,9 @@ class Store:
 
     def drop_keyvalue(self, name: str) -> None:
         """Delete a key-value database with all its rows. In a store with a cluster, a replicated
-        one is deleted at all sites: at those that are away, when they are back.
+        database is deleted at all sites. A site that is away deletes it when it returns.
 
-        Raises: NotFoundError, UsageError; of a cluster RetryError, OutcomeUnknownError.
+        Raises: NotFoundError, UsageError; with a cluster also RetryError, OutcomeUnknownError.
         """
         require_kind("name", name, str, "text")
         if self._cluster is not None and name in self.keyvalue_names():

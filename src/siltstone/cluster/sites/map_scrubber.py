@@ -35,15 +35,16 @@ from siltstone.store.writer.replication.sites.scrubbing import (
 )
 
 _LOG: Final = logging.getLogger("siltstone.cluster")
-# How far ahead of this site the index is at which all are compared. The first one is enough if
-# little is committed.
+# The distance from the index of this site to the index of the comparison. The first one is enough
+# if few records are committed.
 _AHEAD: Final = (8, 100, 2_000)
 _POLL_SECONDS: Final = 0.25
 # A site that has not answered for this long is left out.
 _PATIENCE_SECONDS: Final = 60.0
-# A site that reads a large shard says that it has not finished, so this bounds only that.
+# A site that reads a large shard answers that it has not finished. This limits the time of such
+# answers.
 _LONGEST_SECONDS: Final = 4 * 3600.0
-# What a shard of a database has that is replaced because of another shard.
+# The note for an intact shard that is replaced because of another shard of its database.
 _BESIDE: Final = "beside"
 
 # Deletes the copy of a database, and lets it be opened again.
@@ -132,7 +133,7 @@ class MapScrubber:
         return is_elsewhere(digest, _digests(others), copies=self._copies(shard, others))
 
     async def _states(self, shard: SiteShard) -> tuple[CopyState | None, dict[str, CopyState]]:
-        """Return what this site and the others have, all at one index; None if that fails."""
+        """Return the states of this site and the others, all at one index; None if that fails."""
         key = key_of(shard.log)
         for ahead in _AHEAD:
             names = sorted(self._placing.able(key))

@@ -1,4 +1,4 @@
-"""Carries out what is planned for the placements of the shards, and finds who leads next.
+"""Carries out the plans for the placements of the shards, and finds the next leaders.
 
 Every change is one compare-and-set in the registry. Only the leader of a shard plans for it. On the
 loop of the site.
@@ -69,7 +69,7 @@ class Placing:
         self.is_stopping = False
         # Whether the NATS server of this site has space for the shared logs.
         self.has_space = True
-        # How often another site was asked to lead.
+        # The number of times that another site was asked to lead.
         self.handovers = 0
         self._balanced_at = loop.time()
 
@@ -81,7 +81,7 @@ class Placing:
         )
 
     def facts(self) -> Facts:
-        """Return what is known of all sites."""
+        """Return the known facts about all sites."""
         led: Counter[str] = Counter()
         for key, shard in self._shards.items():
             for name, peer in self._peers.items():
@@ -239,7 +239,7 @@ class Placing:
         )
 
     def _synced(self, key: str) -> dict[str, int]:
-        """Return what the other sites have synced, as far as it was heard.
+        """Return the synced positions of the other sites, as far as they were heard.
 
         A position only grows, so one that was heard long ago is not too high.
         """

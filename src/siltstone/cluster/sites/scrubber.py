@@ -1,7 +1,7 @@
 """Reads all sealed segments of this site again from time to time, and compares them with others.
 
 A segment that cannot be read, or whose rows are not those of most sites, is copied from one of
-them. If no majority says which rows are right, nothing is changed, and an alarm is raised. On the
+them. If no majority shows which rows are right, nothing is changed, and an alarm is raised. On the
 loop of the site; segments are read on a thread, slowly.
 """
 
@@ -50,30 +50,31 @@ class Scrubber:
         self._copier = copier
         self._maps = MapScrubber(settings, placing, ask, replace_map)
         self._stopped = Event()
-        # When to look again for sites to repair a shard from.
+        # The time of the next search for sites from which a shard can be repaired.
         self._asked_again_at: dict[str, float] = {}
-        # What no majority has decided, and how much was found damaged or different, and checked.
+        # The items that no majority has decided, and the numbers of damaged or different, and of
+        # checked items.
         self._undecided: set[str] = set()
         self._damaged = 0
         self._checked = 0
 
     @property
     def undecided(self) -> set[str]:
-        """The segments, and the key-value shards, whose right copy no majority knows."""
+        """The segments and key-value shards for which no majority agrees on a copy."""
         return self._undecided | self._maps.undecided
 
     @property
     def damaged(self) -> int:
-        """How many segments and key-value shards were found damaged or different."""
+        """The number of segments and key-value shards that were damaged or different."""
         return self._damaged + self._maps.damaged
 
     @property
     def checked(self) -> int:
-        """How many segments and key-value shards were compared."""
+        """The number of segments and key-value shards that were compared."""
         return self._checked + self._maps.checked
 
     async def run(self) -> None:
-        """Repair what is known to be damaged, then check everything, again and again."""
+        """Repair the known damage, then check everything, again and again."""
         await asyncio.sleep(_FIRST_SECONDS)
         due = 0.0
         loop = asyncio.get_running_loop()
@@ -114,7 +115,7 @@ class Scrubber:
             log(_LOG, logging.ERROR, "scrub_failed", error=str(exc), shard=database)
 
     async def repair_known(self, shard: SiteShard) -> None:
-        """Repair what a check, or `verify --repair` before the start, has found."""
+        """Repair the damage that a check, or `verify --repair` before the start, has found."""
         try:
             known = await asyncio.to_thread(shard.log.damaged)
         except SiltstoneError as exc:
@@ -134,7 +135,8 @@ class Scrubber:
 
     async def _sources(self, key: str, paths: frozenset[str]) -> frozenset[str] | None:
         """Return the sites from which all these segments may be copied: those that agree about
-        each. Empty: any site, for none has a sealed copy of them. None: no site now.
+        each. An empty result means any site, because none has a sealed copy of them. None means no
+        site now.
         """
         if not self._placing.able(key):
             return None
@@ -167,7 +169,7 @@ class Scrubber:
         try:
             own: bytes | None = await asyncio.to_thread(self._read, shard.log, path)
         except NotFoundError:
-            # Its slab was dropped, or the shard was replaced.
+            # The slab was dropped, or the shard was replaced.
             return False
         except CorruptionError as exc:
             log(_LOG, logging.ERROR, "segment_damaged", shard=key, segment=path, error=str(exc))

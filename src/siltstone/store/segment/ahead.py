@@ -1,7 +1,7 @@
 """The next segment of a slab, prepared before it is needed.
 
-To create a file, allocate its space and make its name durable takes several syncs. A thread of its
-own does this ahead, so that no row waits for it:
+Creating a file, allocating its space and making its name durable takes several syncs. A separate
+thread does this ahead, so that no row waits for it:
 
     1  create `next.prepared`, set its size, allocate space; sync the file and its directory
     2  when the segment is needed: write its header and its state frame, sync the file
@@ -12,8 +12,8 @@ A power cut between 3 and 4 may give the file its first name again, although it 
 rows. `settle_prepared` therefore does the rest when the slab is opened. A file without a valid
 header was never renamed, so it has no rows.
 
-Invariant: step 1 for a segment comes after step 4 for the segment before it. So the name never
-stands for two files.
+Invariant: step 1 for a segment comes after step 4 for the segment before it. So two files never
+have this name.
 """
 
 from __future__ import annotations

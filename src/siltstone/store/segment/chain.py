@@ -365,8 +365,8 @@ class ChainWriter:
         self._sealed_bytes = directory_bytes(self._fs, self.chain.directory, but=active)
 
     def forget_syncs(self) -> None:
-        """Leave out of the frames from now on how far this site had synced: all sites write the
-        same bytes. They may have different versions, so no frame is packed.
+        """From now on, do not write into frames how far this site had synced, because all sites
+        write the same bytes. They may have different versions, so no frame is packed.
         """
         self._notes_sync = False
         self._packs = False
@@ -374,7 +374,7 @@ class ChainWriter:
             self.active.notes_sync = False
 
     def used_bytes(self) -> int:
-        """Return the disk space of the chain in bytes, without what is allocated ahead."""
+        """Return the disk space of the chain in bytes, without space that is allocated ahead."""
         active = 0 if self.active is None else self.active.end_position
         return self._sealed_bytes + active
 

@@ -38,8 +38,8 @@ padding between sections:
     32  4  synced position, divided by 8
     36     body: form, flags, number of topics, number of publishers, one byte each; then sections
 
-It has at least 64 bytes, so that everything that is said here of a header is true of it. `body.py`
-packs and unpacks its body. Readers of a single frame unpack it to the body of a plain frame.
+It has at least 64 bytes, so that 64 bytes can be read of every frame. `body.py` packs and unpacks
+its body. Readers of a single frame unpack it to the body of a plain frame.
 
 A compacted frame has the rows of many frames, sorted by stream, then by topic, then by serial. Its
 section of serials says which row has which serial: the first serial plus this number. The serials

@@ -348,7 +348,7 @@ class FrameView:
 def open_frame(
     view: memoryview, buffer: pa.Buffer, position: int, header: FrameHeader, *, whole: bool = True
 ) -> FrameView:
-    """Open a frame and expand it if necessary; of a compacted one that is not opened as a whole
+    """Open a frame and expand it if necessary. A compacted frame that is not opened as a whole gets
     only the sections before the values.
 
     Raises: FrameFormatError.

@@ -1,8 +1,8 @@
 """Finds damage in the sealed segments of a shard, and remembers it until it is repaired.
 
 A site reads all its sealed segments again from time to time, and compares their rows with those of
-the other sites. `verify --repair` on a site that is stopped leaves a list of what is damaged
-(`replication/<shard>.damaged`): the site copies it from another one after its next start.
+the other sites. `verify --repair` at a stopped site writes a list of the damaged segments
+(`replication/<shard>.damaged`). The site copies them from another one after its next start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from siltstone.store.segment.table import FrameTable
 from siltstone.store.slab.manifest import REPLICATION, Manifest, SlabState, read_manifest
 
 _SUFFIX: Final = "damaged"
-# What a damaged key-value shard has in its list: it is replaced as a whole.
+# The only entry in the list of a damaged key-value shard, which is replaced as a whole.
 DAMAGED_MAP: Final = "map"
 # SHARD/GENERATION/SERIAL.seg
 _DEPTH: Final = 3
@@ -43,7 +43,7 @@ def sealed_segments(
     for record in manifest.slabs_of(shard):
         place = slab_directory(directory, record.id)
         if not fs.exists(place):
-            # It was dropped meanwhile.
+            # The slab was dropped meanwhile.
             continue
         names = sorted(entry.name for entry in fs.list(place) if is_segment(entry))
         if record.state is SlabState.CURRENT:
@@ -112,8 +112,8 @@ def _path(directory: PurePath, shard: int) -> PurePath:
 def remember_findings(
     fs: FileSystem, directory: PurePath, findings: Iterable[Finding]
 ) -> list[Finding]:
-    """Remember what `verify --repair` could not restore, so that the site copies it from another
-    one after its next start; return the findings as they are to be told.
+    """Remember the segments that `verify --repair` could not restore: the site copies them from
+    another one after its next start. Return the findings, which then say so.
     """
     damaged: dict[int, set[str]] = {}
     told: list[Finding] = []
@@ -135,7 +135,7 @@ def remember_map(
     fs: FileSystem, directory: PurePath, shards: int, findings: Iterable[Finding]
 ) -> list[Finding]:
     """Remember that a key-value database is damaged, so that the site copies it from the others
-    after its next start; return the findings as they are to be told.
+    after its next start. Return the findings, which then say so.
     """
     told = list(findings)
     if any(finding.severity == "damage" for finding in told):

@@ -6,8 +6,8 @@ them between two commits, or while `commit` waits until its record has counted.
 
 Invariants:
 - the actions of one event are executed, in order, before the next event is taken;
-- what counted is stored in the order of the log. If that fails for lack of space, nothing further
-  is read until it succeeds;
+- changes that counted are stored in the order of the log. If that fails for lack of space, nothing
+  further is read until it succeeds;
 - a record is acknowledged only after it counted in this site's own reading of the log and was
   written to the segments. The sync of the segments comes later: the shared log has synced it;
 - the mark is replaced after the segments were synced.
@@ -84,7 +84,7 @@ from siltstone.units import SECOND_US
 
 _LOG: Final = logging.getLogger("siltstone.store")
 AGAIN_SECONDS: Final = 0.5
-# How long an act that waits for an index waits if no more is committed.
+# The longest wait of an act for an index if no more is committed.
 _INDEX_SECONDS: Final = 2.0
 # The bytes of unread messages above which the tail is not read further.
 INBOX_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -115,8 +115,8 @@ class _Ask:
 
 @dataclass(frozen=True, slots=True)
 class _At:
-    """Something is to be done at an index. It gets the index that the shard has then, None if the
-    site has not stored everything that it has read.
+    """A function to call at an index. It gets the index that the shard has then; None if the site
+    has not stored everything that it has read.
     """
 
     index: int
@@ -126,8 +126,8 @@ class _At:
 
 @dataclass(frozen=True, slots=True)
 class _Retire:
-    """Processes of sites have ended: the first bytes of their producers, and up to which number;
-    None: all that are known.
+    """Processes of sites have ended: the first bytes of their producers, and the last number of
+    each; None for all known numbers.
     """
 
     ended: tuple[tuple[bytes, int | None], ...]
@@ -135,7 +135,9 @@ class _Retire:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What has counted until now? The answer is an index, or None if this site does not lead."""
+    """A question: up to which index has the log counted? The answer is None if this site does not
+    lead.
+    """
 
     then: Callable[[int | None], None]
 
@@ -178,10 +180,9 @@ class Files:
         self.waits = waits
         # Called when another leader, or none, is known.
         self.changed = changed
-        # Gives a function what another site may copy, perhaps later; called just after the mark
-        # was written.
+        # Passes an offer to a function, perhaps later; called just after the mark was written.
         self.offer = offer
-        # How many replicas the settings of the database want.
+        # The number of replicas in the settings of the database.
         self.replicas = replicas
         # The sealed segments of this site, as GENERATION/SERIAL.seg.
         self.sealed_segments = sealed_segments
@@ -189,10 +190,9 @@ class Files:
         self.check = check
         # Replaces the files by those that were copied, and opens the shard again. From any thread.
         self.install = install
-        # Takes that another site reads a file that was offered. From any thread.
+        # Called when another site reads an offered file. From any thread.
         self.note_read = note_read
-        # Returns what this site has of a key-value shard at an index, None: ask again. From any
-        # thread.
+        # Returns the state of a key-value shard at an index; None means ask again. From any thread.
         self.state = state
 
 
@@ -241,8 +241,8 @@ class ReplicatedLog:
                 )
             raise CorruptionError("the mark belongs to another shard", path=directory)
         if marked.next_serial > next_serial:
-            # As a new site: it reads the log from the beginning, or copies from another site. What
-            # it still has is recognised.
+            # Continue as a new site, which reads the log from the beginning, or copies from another
+            # site. Rows that it still has are recognised.
             log(
                 _LOG,
                 logging.ERROR,
@@ -256,9 +256,9 @@ class ReplicatedLog:
             )
         self._marked = marked.position
         follower = Follower(marked.position, marked.producers)
-        # Each record waits for the one before it, so one record under way is all that is needed.
+        # `commit` waits for each record, so there is never more than one under way.
         self._core = ReplicatedShard(cluster.site, cluster.boot(), follower)
-        # When to publish again what has not counted.
+        # Decides when records that have not counted are published again.
         self._outbox = OutboxTimer()
         self._files: Files | None = None
         self._condition = Condition()
@@ -267,13 +267,13 @@ class ReplicatedLog:
         self._ordered = False
         self._closing = False
         self._has_failed = False
-        # What counted and could not be stored yet.
+        # The change that counted and could not be stored yet.
         self._unstored: RecordChange | None = None
         # The mark could not be replaced, because the disk is full.
         self._is_unmarked = False
         # Each lack of space is logged once.
         self._is_told = False
-        # What waits for an index.
+        # The functions that wait for an index.
         self._waiting: list[_At] = []
         self._committing: tuple[Record, Replica] | None = None
         self._stored = False
@@ -284,11 +284,11 @@ class ReplicatedLog:
         self._confirmed = 0
         self._owner = 0
         self._log_is_full = False
-        # Why rows wait, because what is acknowledged could be lost; "" if they do not.
+        # The reason why rows wait: acknowledged rows could be lost. "" if they do not wait.
         self._unsafe = ""
         # The time of the clock until which calls wait because of a backup.
         self._rests_until = 0.0
-        # Questions that are to be asked, and those under way by their request.
+        # Questions to ask, and those under way by their request.
         self._questions: list[Callable[[int | None], None]] = []
         self._asked: dict[int, Callable[[int | None], None]] = {}
         self.view = self._look()
@@ -306,7 +306,7 @@ class ReplicatedLog:
         return self._inbox_bytes >= INBOX_BYTES_MAX
 
     def bind(self, files: Files) -> None:
-        """Begin: from now on events may come."""
+        """Begin to accept events."""
         self._files = files
         self._cluster.attach(self)
 
@@ -331,7 +331,7 @@ class ReplicatedLog:
         self._put(_Retire(tuple(ended)))
 
     def tick(self) -> None:
-        """Store what waits, write the mark if it is due, and send calls again."""
+        """Store the change that waits, write the mark if it is due, and send calls again."""
         self._put(_Tick())
 
     def nudge(self) -> None:
@@ -350,7 +350,7 @@ class ReplicatedLog:
         self._files.take_call(data, answer)
 
     def ask_for_offer(self, then: Callable[[Offer | None], None]) -> None:
-        """Call `then` with what another site may copy, on the thread of the shard."""
+        """Call `then` with an offer that another site may copy, on the thread of the shard."""
         self._put(_Ask(then))
 
     def at_index(self, index: int, then: Callable[[int | None], None]) -> None:
@@ -365,15 +365,15 @@ class ReplicatedLog:
         return self._files is not None and self._files.state is not None
 
     def state(self, index: int, bytes_per_second: int) -> CopyState | None:
-        """Return what this site has of a key-value shard at an index; None while it is being
-        computed: ask again. Raises: UsageError.
+        """Return the state of a key-value shard at an index; None while it is being computed: ask
+        again. Raises: UsageError.
         """
         if self._files is None or self._files.state is None:
             raise UsageError(f"{self.database} is not a key-value database")
         return self._files.state(index, bytes_per_second)
 
     def note_read(self, path: str) -> None:
-        """Take that another site reads a file that was offered. From any thread."""
+        """Note that another site reads an offered file. From any thread."""
         if self._files is not None and self._files.note_read is not None:
             self._files.note_read(path)
 
@@ -389,7 +389,7 @@ class ReplicatedLog:
 
     @property
     def replicas(self) -> int:
-        """How many replicas the settings of the database want."""
+        """The number of replicas in the settings of the database."""
         assert self._files is not None
         return self._files.replicas()
 
@@ -398,15 +398,17 @@ class ReplicatedLog:
         return CopyStaging(self._fs, self._directory, self.shard)
 
     def limit_rows(self, *, is_full: bool) -> None:
-        """Take whether the shared log has no room for rows now: then calls wait."""
+        """Set whether the shared log is too full for rows. Calls wait meanwhile."""
         self._log_is_full = is_full
 
     def hold_rows(self, reason: str) -> None:
-        """Let calls wait while the shared log could lose what it acknowledges; "" ends that."""
+        """Let calls wait for this reason: the shared log could lose acknowledged rows. "" ends the
+        wait.
+        """
         self._unsafe = reason
 
     def rest(self, seconds: float) -> None:
-        """Let calls wait for this long from now on; 0 ends that. Records that carry no calls, as
+        """Let calls wait for this long from now on; 0 ends the wait. Records without calls, such as
         drops, do not wait.
         """
         self._rests_until = self._clock.monotonic() + seconds if seconds else 0.0
@@ -415,8 +417,8 @@ class ReplicatedLog:
         """Call `then` with an index, on the thread of the shard: everything that any leader has
         acknowledged before this call has an index up to it. None if this site does not lead.
 
-        The calls that are being stored are waited for. There may be no answer if the shared log
-        takes nothing, or the shard is closed.
+        The answer waits for the calls that are being stored. It may never come if the shared log
+        accepts nothing, or the shard is closed.
         """
         self._put(_Question(then))
 
@@ -440,8 +442,8 @@ class ReplicatedLog:
         write_damaged(self._fs, self._directory, self.shard, paths)
 
     def install(self, offer: Offer, *, again: bool = False) -> None:
-        """Check what was copied, and continue from there. This log is closed then. Not on the
-        thread of the shard. With `again`, this site is not behind, and repairs its files.
+        """Check the copy, and continue from there. Not on the thread of the shard. This log is
+        closed afterwards. With `again`, this site is not behind, and repairs its files.
 
         Raises: CorruptionError if the copy is damaged or of another log; RetryError if it is older
         than what this site has, or if this site leads.
@@ -474,7 +476,7 @@ class ReplicatedLog:
             )
 
     def close(self) -> None:
-        """End: a commit under way gets no outcome any more."""
+        """Close the log. A commit under way gets no outcome."""
         self._cluster.detach(self)
         with self._condition:
             self._closing = True
@@ -498,7 +500,7 @@ class ReplicatedLog:
             self.fail()
 
     def fail(self) -> None:
-        """Read nothing more, and do not lead: a write of the shard failed, or it is closed."""
+        """Stop reading and leading: a write of the shard failed, or the shard is closed."""
         with self._condition:
             self._closing = self._has_failed = True
             self._condition.notify_all()
@@ -537,7 +539,7 @@ class ReplicatedLog:
             self._show()
 
     def confirm(self) -> None:
-        """Return when it is certain that this site led the shard after the call began.
+        """Wait until it is certain that this site led the shard after the call began.
 
         Raises: NotLeaderError, OutcomeUnknownError.
         """
@@ -556,7 +558,7 @@ class ReplicatedLog:
                 raise NotLeaderError("another site leads the shard now; send the call again")
 
     def marked(self) -> Marked:
-        """Return what a restart continues from once everything that counted is stored.
+        """Return the mark from which a restart continues once everything that counted is stored.
 
         While a change is being stored, this is the mark just behind it.
         """
@@ -580,7 +582,7 @@ class ReplicatedLog:
         return None
 
     def _wait_for_room(self, core: ReplicatedShard) -> None:
-        """Wait until what this leader published on its own account has counted."""
+        """Wait until the records that this leader published on its own account have counted."""
         while core.leader is not None and core.leader.under_way():
             self._wait_for_event(core)
         if core.leader is None:
@@ -596,7 +598,7 @@ class ReplicatedLog:
         self._publish_again(core)
 
     def _publish_again(self, core: ReplicatedShard) -> None:
-        """Publish again what has not counted for a while."""
+        """Publish again the records that have not counted for a while."""
         now_us = int(self._clock.monotonic() * SECOND_US)
         if core.leader is not None and self._outbox.watch(core.leader.oldest(), now_us):
             self._do(core.publish_again())
@@ -607,7 +609,7 @@ class ReplicatedLog:
             self._requests += 1
             admission, _ = self._core.admit(self._requests, claim)
             if admission is not CallAdmission.TAKEN:
-                # The calls were examined before; what counted since has closed a producer.
+                # The calls were examined before. A record that counted since has closed a producer.
                 self._do(self._core.withdraw())
                 raise NotLeaderError("a producer was closed meanwhile; send the calls again")
 
@@ -659,7 +661,9 @@ class ReplicatedLog:
         self._show()
 
     def _ask_log(self) -> None:
-        """Ask the log what has counted, for those who want to know. No call is being stored."""
+        """Ask the log how far it has counted, for all waiting questions. No call is being
+        stored.
+        """
         questions, self._questions = self._questions, []
         for then in questions:
             if self._core.leader is None or self._unstored is not None:
@@ -685,7 +689,7 @@ class ReplicatedLog:
             self._files.changed()
 
     def _store_again(self) -> bool:
-        """Store what could not be stored before; return whether it is stored now."""
+        """Try again to store a change; return whether it is stored now."""
         assert self._unstored is not None
         change, self._unstored = self._unstored, None
         if not self._apply(change):
@@ -737,7 +741,7 @@ class ReplicatedLog:
             self._act_at_index()
 
     def _act_at_index(self) -> None:
-        """Do what was to be done at this index, or has waited long enough."""
+        """Call the functions that wait for this index, or have waited long enough."""
         index, now = self._core.position.index, self._clock.monotonic()
         due = [each for each in self._waiting if each.index <= index or each.until <= now]
         self._waiting = [each for each in self._waiting if each not in due]
@@ -746,7 +750,7 @@ class ReplicatedLog:
             each.then(index if is_stored else None)
 
     def _offer(self, then: Callable[[Offer | None], None]) -> None:
-        """Give what another site may copy; None if the mark cannot be written now."""
+        """Make an offer that another site may copy; None if the mark cannot be written now."""
         self._mark()
         position = self._core.position.mark()
         if (
@@ -831,7 +835,7 @@ class ReplicatedLog:
 
     def _mark(self) -> None:
         """Sync the segments and replace the mark, if something counted since. On a full disk the
-        old mark stays: it says less than what is stored, which is harmless.
+        old mark stays. It is behind the stored rows, which is harmless.
         """
         position = self._core.position.mark()
         if position == self._marked or position.parts or self._unstored is not None:

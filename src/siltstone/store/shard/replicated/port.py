@@ -1,4 +1,4 @@
-"""What a replicated shard needs of the cluster, and what the cluster sees of the shard."""
+"""The interface between a replicated shard and the cluster."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class LogView:
     synced: int
     # The index of the oldest record that this leader has published and not counted, 0 if none.
     waiting: int = field(default=0)
-    # What counted, or the mark, waits for space on the disk.
+    # Whether a change that counted, or the mark, waits for space on the disk.
     is_full: bool = field(default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Founding(Generic[S]):
-    """What the sites have agreed on when a replicated database was created."""
+    """The values on which the sites agreed when a replicated database was created."""
 
     salt: int
     created_us: int
@@ -89,7 +89,9 @@ class Replication(Protocol):
 
     @property
     def epoch(self) -> int:
-        """How often the logs of this cluster have begun: 1 if they never began anew."""
+        """The number of times that the logs of this cluster have begun; 1 if they never began
+        again.
+        """
 
     def boot(self) -> int:
         """Return a number that was never used before, for a shard that is opened."""

@@ -7,7 +7,8 @@ answers to attempts that are not stored, and gives them again to copies of these
 
 Invariants:
 - an attempt is admitted at most once, only in its term, and never after it was refused;
-- such an answer is remembered until the sender says that the attempt has ended, or the term ends;
+- the answer to an attempt that is not stored is remembered until the sender says that the attempt
+  has ended, or the term ends;
 - an attempt was stored if and only if its record counted. If a higher term counted before that, it
   was not stored, and never will be;
 - once a leader takes a later attempt, it never takes an attempt that the sender gave up before. So
@@ -28,8 +29,8 @@ GIVEN_UP_MAX: Final = 1000
 # The number of answers that a leader remembers for each sender.
 ANSWERS_MAX: Final = 1000
 
-# The answer to an attempt that is not stored: why it was refused, or the serial with which an
-# earlier attempt with the same transaction id was committed.
+# The answer to an attempt that is not stored: the reason of its refusal, or the serial with which
+# an earlier attempt with the same transaction id was committed.
 Unstored = SiltstoneError | int
 
 

@@ -4,11 +4,11 @@ It connects the committer, the shared log, and the way to the leader.
 
 The leader checks a transaction against what is applied, and publishes the changes of a whole group
 as one record. Every site, the leader too, writes a record and the mark behind it in one write of
-the engine. So after a crash the mark is exactly where the data are.
+the engine. So the mark matches the data, also after a crash.
 
 Invariants:
 - a transaction is tried only by the leader of the term for which it was sent;
-- a refusal that speaks of data is given only after it is certain that this site still leads;
+- a refusal because of data is given only after it is certain that this site still leads;
 - a transaction that reads sees everything that was acknowledged when it began: what the leader had
   committed, and the record that it had under way.
 """
@@ -66,9 +66,10 @@ from siltstone.store.writer.commit_log import Record, RecordKind, Replica
 from siltstone.store.writer.replication.messages import MessageKind, RecordChange
 from siltstone.store.writer.ticket import Ticket
 
-# How long a read waits until this site has what the leader had, unless its timeout is shorter.
+# The longest wait of a read until this site has everything that the leader had, unless its timeout
+# is shorter.
 READ_SECONDS: Final = 2.0
-# How long the answer of a leader is waited for, before it or its successor is asked again.
+# The longest wait for the answer of a leader, before it or its successor is asked again.
 _ASK_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.05
 _KINDS: Final = frozenset(
@@ -78,7 +79,9 @@ _KINDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPlace:
-    """Where a replicated key-value database is, and what its sites have agreed on."""
+    """The place of a replicated key-value database: its directory, its name and identity in the
+    cluster.
+    """
 
     fs: FileSystem
     clock: Clock
@@ -91,15 +94,17 @@ class ReplicaPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callbacks:
-    """What the database does when something of a shard has changed. On the thread of the shard."""
+    """The functions of the database that a shard calls after a change. On the thread of the
+    shard.
+    """
 
     # The rows of the shard are about to be replaced by a copy from another site.
     loading: Callable[[], None]
-    # They are replaced.
+    # The rows were replaced.
     loaded: Callable[[], None]
     # Another site has committed a record that is not a group of transactions.
     followed: Callable[[KeyValueRecord], None]
-    # Does an act that only the leader may do.
+    # Makes a change that only the leader may make.
     manage: Callable[[Mapping[str, Any]], None]
     replicas: Callable[[], int]
     pending_bytes_max: Callable[[], int]
@@ -249,7 +254,7 @@ class KeyValueReplica:
                     self._stored.wait(min(left, _LOOK_SECONDS))
 
     def _here(self) -> Point | None:
-        """Return what a transaction must see that begins now, if this site leads.
+        """Return the point that a new transaction must see, if this site leads.
 
         The record that is under way belongs to it: another site may have read it in the shared log
         and have acknowledged it.
@@ -262,7 +267,7 @@ class KeyValueReplica:
         return Point(before.term, serial)
 
     def _ask_leader(self, seconds: float) -> Point | None:
-        """Return what the leader has committed; None if there is no answer in time."""
+        """Return the point of the leader; None if there is no answer in time."""
         leader = self.log.view.leader
         answered = _Answered()
         if leader and leader != self._cluster.site:
@@ -306,7 +311,7 @@ class KeyValueReplica:
             reply(exc)
 
     def manage(self, document: Mapping[str, Any], timeout: float) -> None:
-        """Let the leader do an act of `Callbacks.manage`; return when it is done.
+        """Let the leader make a change by `Callbacks.manage`; return when it is made.
 
         Raises: its errors; RetryError if no leader is known; OutcomeUnknownError.
         """
@@ -341,7 +346,7 @@ class KeyValueReplica:
             then(NotLeaderError(f"this site does not lead shard {self.number} in that term"))
             return
         if not is_new:
-            # A copy. The first one gets an answer, or has one that was lost.
+            # A copy of a message. The first one gets the answer, or its answer was lost.
             if before is not None:
                 then(answer_of(before))
             return
@@ -494,7 +499,7 @@ class KeyValueReplica:
         check_copied(self._place.fs, self.log.staging(), offer)
 
     def _install(self) -> None:
-        """Replace the shard by what was copied, and continue from there. Not on its thread.
+        """Replace the shard by the copy, and continue from there. Not on the thread of the shard.
 
         Raises: ClosedError, CorruptionError, DiskError; the next start finishes it then.
         """
@@ -516,7 +521,7 @@ class KeyValueReplica:
 
 
 class _Leading:
-    """What the queue of the shard commits through."""
+    """Commits the transactions in the queue of the shard."""
 
     def __init__(self, replica: KeyValueReplica) -> None:
         self._replica = replica
@@ -539,7 +544,7 @@ class _Writing:
         """Do nothing: the write of the engine was synced."""
 
     def publish(self) -> None:
-        """Do nothing: what is written is visible."""
+        """Do nothing: everything that is written is visible."""
 
 
 class _Answered:

@@ -1,16 +1,16 @@
-"""The way of transactions to the leader of a replicated shard, wherever it is.
+"""Routes transactions to the leader of a replicated shard, at whatever site.
 
-The outcome of an attempt is the answer of the leader, or what this site reads in the shared log:
-the record with the attempt, or a term that counted before such a record. If the answer is lost, the
-same attempt is sent to the same leader again. The leader takes it once, and remembers the answer if
-there is no record of it. If it has ended meanwhile and begun again, it leads no more and knows
-nothing of the attempt: then the shared log decides. A transaction that changes nothing is sent as a
-new attempt.
+The outcome of an attempt is the answer of the leader, or one of two messages that this site reads
+in the shared log: the record with the attempt, or a term that counted before such a record. If the
+answer is lost, the same attempt is sent to the same leader again. The leader takes it once, and
+remembers the answer if there is no record of it. If the leader has restarted meanwhile, it does not
+lead any more, and knows nothing of the attempt: then the shared log decides. A transaction that
+changes nothing is sent as a new attempt.
 
 Invariants:
 - a transaction gets a new attempt only if the one before it was refused for certain, or if it
   changes nothing;
-- a transaction that nothing waits for any more is not sent again, and its outcome is unknown;
+- a transaction whose caller has stopped waiting is not sent again, and its outcome is unknown;
 - the bytes of the waiting transactions are bounded.
 """
 
@@ -52,7 +52,7 @@ Answer = CommittedCall | Exception | None
 CommitHere = Callable[[Attempt, Operations, Callable[[Answer], None]], None]
 # These refusals say nothing about the transaction: it is sent again.
 _AGAIN: Final = frozenset({RetryError, NotLeaderError, UnknownVersionError})
-# A site that does not know what a leader has answered before gives these.
+# The answers of a site that does not know an earlier answer of the leader.
 _UNSETTLED: Final = NotLeaderError | UnknownVersionError
 # A larger transaction does not fit into a message between sites.
 CALL_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -144,13 +144,15 @@ class CommitRouter:
             self._log = log
 
     def look(self) -> None:
-        """Send what is not under way: the leader has changed, or some time has passed."""
+        """Send the transactions that are not under way. Called when the leader has changed, and
+        from time to time.
+        """
         view = self._log.view
         with self._condition:
             if self._closed:
                 return
             for number in self._sender.counted_term(view.term):
-                # It was refused for certain: the new leader decides.
+                # The attempt was refused for certain, so the new leader decides.
                 self._again(self._sent[number])
             for waiting in list(self._waiting.values()):
                 if waiting.is_unanswered:
@@ -173,7 +175,9 @@ class CommitRouter:
             _settle(waiting, committed)
 
     def lose(self) -> None:
-        """Take that this site has not read a part of the log: it was copied from another site."""
+        """Note that this site has not read a part of the log, because the shard was copied from
+        another site.
+        """
         with self._condition:
             if self._closed:
                 return
@@ -181,7 +185,7 @@ class CommitRouter:
             for waiting in list(self._sent.values()):
                 self._sender.give_up(waiting.number)
                 if waiting.operations.id_digest or not waiting.may_be_stored:
-                    # It can be found by its id.
+                    # The transaction can be found by its id.
                     waiting.is_lost = True
                     self._again(waiting)
                 else:
@@ -197,7 +201,7 @@ class CommitRouter:
         return len(self._waiting)
 
     def close(self) -> None:
-        """End: the outcome of the transactions that a leader has stays unknown."""
+        """Close the router. The transactions that a leader has keep an unknown outcome."""
         with self._condition:
             self._closed = True
             left, self._waiting = list(self._waiting.values()), {}
@@ -312,7 +316,8 @@ class CommitRouter:
                 return
             self._sender.ended(number)
             if type(answer) in _AGAIN:
-                # No leader has it any more. It is sent again when a leader is known.
+                # No leader has the attempt any more. The transaction is sent again when a leader is
+                # known.
                 self._again(waiting)
                 return
             self._remove(waiting)
@@ -320,7 +325,9 @@ class CommitRouter:
 
 
 def unstored_of(answer: Answer) -> Unstored | None:
-    """Return what the leader remembers of an answer: None if the attempt is stored, or may be."""
+    """Return the part of an answer that the leader remembers; None if the attempt is stored, or may
+    be.
+    """
     match answer:
         case CommittedCall():
             return answer.serial if answer.duplicate else None

@@ -27,7 +27,7 @@ from siltstone.store.writer.replication.sites.scrubbing import CopyState
 DIGEST_BYTES: Final = 16
 # The number of digests that wait to be fetched.
 _KEPT: Final = 4
-# A shard that does not begin within this time reads its log no more.
+# A shard that does not begin within this time has stopped reading its log.
 _BEGIN_SECONDS: Final = 10.0
 _ITEMS: Final = 512
 _END: Final = b"\xff" * 64
@@ -81,7 +81,7 @@ class CopyStates:
         return None
 
     def close(self) -> None:
-        """End what is under way."""
+        """Stop the digests under way."""
         self._closed.set()
 
     def _begin(self, asked: int, index: int | None, bytes_per_second: int) -> None:
@@ -139,12 +139,12 @@ class CopyStates:
 
 
 def _parts(engine: Engine, shard: int) -> list[_Part]:
-    """Return views of everything that the sites have in common of a shard, in a fixed order."""
+    """Return views of the data of a shard that all sites share, in a fixed order."""
     records = catalog.read_slabs(engine)
     slabs = [catalog.family_of(slab) for slab in sorted(records) if slab.shard == shard]
     ranges = [(DEFAULT_FAMILY, start, stop) for start, stop in catalog.shared_ranges_of(shard)]
     if shard == 0:
-        # The settings are committed through it.
+        # Settings are committed through shard 0.
         ranges.append((DEFAULT_FAMILY, *catalog.settings_range()))
     if CHANGES_FAMILY in engine.families():
         ranges.append((CHANGES_FAMILY, changes_key(shard, 0), changes_end(shard)))
