@@ -278,6 +278,12 @@ class Store:
         read-only.
         """
         if self._is_keyvalue(name):
+            self._check_open()
+            if self.read_only:
+                raise UsageError(
+                    f"{name!r} is a key-value database, which a store for reading does not open; "
+                    f"'siltstone kv' has the commands that read it"
+                )
             return Database(self.keyvalue(name, create=False))
         with self._mutex:
             self._check_open()

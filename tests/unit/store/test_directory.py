@@ -580,6 +580,17 @@ class TestKeyValue:
         ):
             reader.keyvalue("state")
 
+    def test_a_reader_is_told_that_a_name_is_that_of_a_key_value_database(self) -> None:
+        world, engines = World(), Engines()
+        with self.store(world, engines) as store:
+            store.keyvalue("state")
+            world.fs.create(PATH / "kv" / "state" / "CURRENT").close()
+        with (
+            self.store(world, engines, read_only=True) as reader,
+            pytest.raises(UsageError, match="'state' is a key-value database"),
+        ):
+            reader.database("state")
+
     def test_a_dropped_one_is_gone_and_may_be_created_anew(self) -> None:
         world, engines = World(), Engines()
         with self.store(world, engines) as store:
