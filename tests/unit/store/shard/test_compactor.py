@@ -101,7 +101,6 @@ def until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
     while not holds():
         assert time.monotonic() < deadline
-        time.sleep(0)
 
 
 def fill(database: Database, slabs: int) -> None:
