@@ -20,8 +20,15 @@ from siltstone.topic.grammar import TopicFilter
 from tests.support.tx_builders import World
 
 SHARD = 3
-ALL = [TopicFilter.parse("#")]
-PLENTY = FeedSettings(read_rows=1000, read_bytes=1 << 20, read_frames=1000)
+
+
+def small(
+    *, read_rows: int = 1000, read_bytes: int = 1 << 20, read_frames: int = 1000
+) -> FeedSettings:
+    return FeedSettings(read_rows=read_rows, read_bytes=read_bytes, read_frames=read_frames)
+
+
+PLENTY = small()
 
 
 class CountedView:
