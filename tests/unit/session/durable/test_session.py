@@ -311,6 +311,24 @@ class TestLeaving:
             (4, 2),
         ]
 
+    def test_what_was_not_read_again_yet_keeps_its_packet_id_over_a_short_connection(self) -> None:
+        desk = Desk(SUBSCRIBED)
+        desk.connect()
+        desk.receive(1, 2)
+        desk.run()
+        before = desk.away()
+        assert len(before.inflight) == 2
+        short = desk.again()
+        short.connect()
+        # Something else is saved before the feed has read any row.
+        short.durable.put_progress()
+        assert short.saved().inflight == before.inflight
+        assert short.away().inflight == before.inflight
+        again = short.again()
+        receiver = again.connect()
+        again.receive(1, 2)
+        assert packets(receiver) == [(b"0", 1 | DUP, 2), (b"1", 2 | DUP, 3)]
+
     def test_a_packet_id_is_not_given_away_while_its_row_has_not_come_by(self) -> None:
         inflight = (SavedInflight(9, 0, 5, 2 | DUP),)
         desk = Desk(replace(SUBSCRIBED, inflight=inflight, next_packet_id=8))
