@@ -101,12 +101,6 @@ class Shelf:
         return list(serials), found.stop, found.rows_from
 
 
-def small(
-    *, read_rows: int = 1000, read_bytes: int = 1 << 20, read_frames: int = 1000
-) -> FeedSettings:
-    return FeedSettings(read_rows=read_rows, read_bytes=read_bytes, read_frames=read_frames)
-
-
 def test_a_read_ends_with_the_last_change_and_releases_its_view() -> None:
     shelf = Shelf()
     shelf.put(b"a", b"b")
