@@ -110,9 +110,20 @@ def is_manifest_of(fs: FileSystem, directory: PurePath, evidence: Evidence) -> b
 def check_manifest(fs: FileSystem, directory: PurePath, evidence: Evidence) -> None:
     """Compare the MANIFEST of a directory with the witness.
 
-    Raises: CorruptionError if a part of it is missing or different; NotFoundError.
+    Raises: CorruptionError if it or a part of it is missing, or different; NotFoundError if RocksDB
+    replaced it meanwhile.
     """
-    if not is_manifest_of(fs, directory, evidence):
+    try:
+        is_same = is_manifest_of(fs, directory, evidence)
+    except NotFoundError as exc:
+        number = _current(fs, directory)
+        if number is None or fs.exists(_manifest_path(directory, number)):
+            raise
+        raise CorruptionError(
+            f"the list of files (MANIFEST) is missing; {_REMEDY}",
+            path=_manifest_path(directory, number),
+        ) from exc
+    if not is_same:
         raise CorruptionError(
             f"the list of files (MANIFEST) differs from the one that was written; {_REMEDY}",
             path=directory,

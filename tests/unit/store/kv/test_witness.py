@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from siltstone.errors import CorruptionError
+from siltstone.errors import CorruptionError, NotFoundError
+from siltstone.fs.faulty import FaultyFile, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.fs.publish import create_directories, replace_file
 from siltstone.store.kv.witness import (
@@ -108,6 +109,26 @@ def test_a_newer_manifest_is_unknown_and_an_older_one_refused() -> None:
     replace_file(fs, DIRECTORY / "MANIFEST-000004", EDITS)
     replace_file(fs, DIRECTORY / "CURRENT", b"MANIFEST-000004\n")
     assert not is_manifest_of(fs, DIRECTORY, found)
+
+
+def test_a_missing_manifest_is_damage_unless_it_was_replaced_meanwhile() -> None:
+    fs = new_disk()
+    Witness(fs, DIRECTORY).cover(1)
+    found = read_evidence(fs, DIRECTORY)
+    assert found is not None
+    replace_file(fs, DIRECTORY / "CURRENT", b"MANIFEST-000003\n")
+    with pytest.raises(CorruptionError, match="is missing; restore a backup, or keep the rest"):
+        check_manifest(fs, DIRECTORY, found)
+
+    class Replacing(FaultyFileSystem):
+        def open(self, path: PurePath, *, writable: bool) -> FaultyFile:
+            if path.name == "MANIFEST-000003":
+                replace_file(fs, DIRECTORY / "MANIFEST-000009", EDITS)
+                replace_file(fs, DIRECTORY / "CURRENT", b"MANIFEST-000009\n")
+            return super().open(path, writable=writable)
+
+    with pytest.raises(NotFoundError):
+        check_manifest(Replacing(fs), DIRECTORY, found)
 
 
 def test_without_a_name_in_current_rocksdb_itself_refuses() -> None:
