@@ -200,9 +200,9 @@ def test_a_read_reports_what_it_skips() -> None:
 def test_a_report_counts_segments_outside_the_time() -> None:
     world = World()
     with world.database(thresholds=(0,)) as database:
-        for _ in range(800):
+        for _ in range(1200):
             database.append(rows_on("a", "b", "c")).wait()
-        assert database.explain("#", until_us=NOW_US + 3).rows == 2400
+        assert database.explain("#", until_us=NOW_US + 3).rows == 3600
         report = database.explain("#", until_us=NOW_US + 3)
         assert (report.frames_read, report.rows_scanned, report.segments_read) == (1, 3, 1)
         assert report.segments > 1

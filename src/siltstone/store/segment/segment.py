@@ -173,7 +173,8 @@ class SegmentHeader:
         (revision,) = struct.unpack_from("<I", view, _REVISION_OFFSET)
         known = (COMPACTED_VERSION,) if revision else (VERSION, PACKED_VERSION)
         if fields[1] not in known or fields[8] != LAYOUT_LOG:
-            raise CorruptionError(f"unknown version {fields[1]} of a segment", path=path)
+            reason = f"unknown version {fields[1]} of a segment (supported: 1 to {PACKED_VERSION})"
+            raise CorruptionError(reason, path=path)
         if fields[2] != len(view):
             reason = f"segment has {len(view)} bytes instead of {fields[2]}"
             raise CorruptionError(reason, path=path)

@@ -101,7 +101,7 @@ class Heads:
     """The headers of frames of one kind, and where their sections are.
 
     `offsets`, `lengths` and `widths` are indexed by section id and frame. An offset is a position
-    in the segment, or -1 for an absent section. A packed frame has narrow ends instead of offsets,
+    in the segment, or -1 for an absent section. A packed frame has narrow ends instead of offsets.
     `stream_ends` is the position of the ends of its streams, or -1 if it has only one stream.
     """
 
