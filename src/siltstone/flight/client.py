@@ -60,7 +60,7 @@ class NodeClient:
     def _anywhere(self, act: Callable[[], _T]) -> _T:
         """Return the answer of the first address that has one.
 
-        Raises: the error of a site that is there, else that of the last one.
+        Raises: the error of a site that answers, else that of the last one.
         """
         errors: list[RetryError] = []
         for left in reversed(range(len(self._urls))):
@@ -71,7 +71,7 @@ class NodeClient:
                 errors.append(exc)
                 if left:
                     self._turn()
-        # What a site has told has no cause here.
+        # An error that a site has reported has no cause here.
         raise next((error for error in errors if error.__cause__ is None), errors[-1])
 
     def __enter__(self) -> Self:

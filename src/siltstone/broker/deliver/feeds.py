@@ -86,7 +86,7 @@ class SessionFeeds:
     def _begin_to_listen(self) -> None:
         listen, self._listen = self._listen, None
         if listen is not None:
-            # In this order: a row that is stored meanwhile is announced, or before these ends.
+            # In this order: a row that is stored meanwhile is announced, or is before these ends.
             listen(self.announce_from_thread)
             self.hub.advance(self.source.ends())
 

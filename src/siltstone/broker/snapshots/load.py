@@ -152,7 +152,7 @@ class SnapshotLoad:
         place = None
         if not self._contents.take(_RETAINED_BYTES + beside):
             if retained.is_kept(record.topic):
-                # What it replaces is read.
+                # The message that this one replaces is read.
                 self._contents.flush()
             data = encode_retained(message)
             place = Spilled(*self._contents.put(data), len(data))

@@ -292,7 +292,7 @@ def bounded_contents(
 ) -> BoundedContents:
     """Return the place for payloads: in memory up to `memory_max`, then in a temporary file.
 
-    The default of `memory_max` is a third of the memory that is left: the index of what is on disk
+    The default of `memory_max` is a third of the memory that is left: the index of the data on disk
     takes memory too. The file ends with this process.
     """
 

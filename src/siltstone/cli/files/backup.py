@@ -73,7 +73,7 @@ def backup(
     The command works beside a running broker. The file is compressed with gzip.
 
     At a site of a cluster, the backup has everything that any site acknowledged before it began,
-    and shows all shards at one moment. With --this-site it has what this site has read.
+    and shows all shards at one moment. With --this-site, it has everything that this site has read.
 
     $ siltstone backup backup.gz
     $ siltstone backup backup.gz --data /var/lib/siltstone --force

@@ -199,7 +199,7 @@ def encode_progress(progress: SavedProgress) -> bytes:
     count = len(inflight)
     places = progress.position.serials
     if not count and not progress.done and len(places) == 1:
-        # Of a session of one shard that has acknowledged everything; each of them is saved soon.
+        # The usual case: the session has one shard and has acknowledged everything.
         ((shard, serial),) = places.items()
         return _packed(_PLAIN_PROGRESS, VERSION, progress.next_packet_id, 1, shard, serial, 0, 0)
     tail = _NONE

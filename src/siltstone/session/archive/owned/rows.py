@@ -160,7 +160,7 @@ class OwnedRows:
 
     def save_jointly(self, joint: JointSaves, soon: Soon) -> Submitted | None:
         """Do the same as `save_later`, in one transaction with the saves of other owners, which is
-        submitted with `joint`. What changes the state or the index is saved alone and in parts.
+        submitted with `joint`. Changes of the state or the index are saved alone and in parts.
         """
         self._complete_parts()
         self._settle()
