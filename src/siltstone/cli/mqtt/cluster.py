@@ -146,7 +146,7 @@ def export_local(
     ] = None,
     data: Data = DATA_DEFAULT,
 ) -> None:
-    """Make replicated databases local, also key-value ones, at a stopped site or in a backup.
+    """Make replicated databases local, at a stopped site or in a backup.
 
     They keep the rows of this site. Afterwards the directory no longer belongs to the cluster.
 
@@ -199,7 +199,7 @@ def refound(
     ] = False,
     data: Data = DATA_DEFAULT,
 ) -> None:
-    """Begin a cluster again after it lost the majority of its seeds for good.
+    """Begin a cluster again after it lost most of its seeds for good.
 
     Stop all sites that are left. Without --epoch, the command shows how far this site has come:
     run it at each of them, and choose the site with the most records in every shard. Run it there

@@ -74,10 +74,12 @@ def test_sealed_segments_are_compacted_while_the_setting_is_on() -> None:
 class Looks:
     """A compactor that looks all the time, and how often it has looked, or could have."""
 
-    def __init__(self, database: Database, rewriter: Rewriter, *, is_on: bool = True) -> None:
+    def __init__(
+        self, database: Database, rewriter: Rewriter, is_on: Callable[[], bool] = lambda: True
+    ) -> None:
         self.count = 0
         self.asked = 0
-        self.is_on = is_on
+        self._is_on = is_on
         self._database = database
         self._rewriter = rewriter
         self.compactor = Compactor(
@@ -86,7 +88,7 @@ class Looks:
 
     def _ask(self) -> bool:
         self.asked += 1
-        return self.is_on
+        return self._is_on()
 
     def _look(self) -> Compaction:
         self.count += 1
@@ -158,13 +160,15 @@ def test_it_stops_between_two_segments_when_it_is_turned_off(during: str) -> Non
         fill(database, 3)
 
         class TurningOff(Rewriter):
+            is_on = during != "nothing"
+
             def __call__(self, source: PurePath, target: PurePath) -> Rewritten:
-                looks.is_on = False
+                self.is_on = False
                 return super().__call__(source, target)
 
         rewriter = TurningOff(world)
-        looks = Looks(database, rewriter, is_on=during != "nothing")
-        if looks.is_on:
+        looks = Looks(database, rewriter, lambda: rewriter.is_on)
+        if during != "nothing":
             assert rewriter.called.wait(10)
         asked = looks.asked
         until(lambda: looks.asked > asked + 5)
