@@ -920,9 +920,12 @@ class ClusterSite:
             log(_LOG, logging.WARNING, "database_dropped", database=dropped.name)
         return True
 
-    async def _replace_map(self, database: str) -> None:
-        """Delete the copy of a key-value database; it is opened again as by a new site."""
+    async def _replace_map(self, database: str, sources: Mapping[str, frozenset[str]]) -> None:
+        """Delete the copy of a key-value database; it is opened again as by a new site, and its
+        shards are copied from these sites only.
+        """
         assert self._drop_map is not None
+        self._copier.sources |= sources
         identities = {
             shard.log.identity.database
             for shard in self._shards.values()

@@ -54,20 +54,31 @@ class Copier:
         self._ask = ask
         self._turn = asyncio.Lock()
         self.under_way: dict[str, Copying] = {}
+        # The only sites from which a shard is copied, after this site has deleted its damaged copy.
+        self.sources: dict[str, frozenset[str]] = {}
 
     def stop(self, key: str) -> None:
         """End the copy of a shard that is being closed."""
         if (copying := self.under_way.get(key)) is not None:
             copying.stop.set()
 
+    def forget_sources(self) -> None:
+        """Let the shards that have everything again be copied from any site the next time."""
+        for key in list(self.sources):
+            shard = self._shards.get(key)
+            is_current = shard is not None and shard.log.view.status is FollowerStatus.CURRENT
+            if shard is not None and is_current and not shard.damaged:
+                del self.sources[key]
+
     async def copy(self, shard: SiteShard, first: int) -> None:
         """Copy a shard that is behind the trim of the log, from a site that has the missing
         rows.
         """
-        if key_of(shard.log) in self.under_way:
+        key = key_of(shard.log)
+        if key in self.under_way:
             return
         log(_LOG, logging.WARNING, "shard_behind_trim", first=first, **_facts(shard))
-        await self._copy(shard, Copying(first))
+        await self._copy(shard, Copying(first, sources=self.sources.get(key, frozenset())))
 
     async def repair(
         self, shard: SiteShard, damaged: frozenset[str], sources: frozenset[str]
@@ -122,7 +133,9 @@ class Copier:
         return True
 
     def _best_peer(self, key: str, copying: Copying) -> str:
-        """Return the site that has most of a shard, "" if none has the rows that the log lacks."""
+        """Return the site that has most of a shard, "" if none has the rows that the log lacks. A
+        site that knows of damage in its own copy is the last choice.
+        """
         now = self._loop.time()
         known = {
             name: int(peer.shards[key]["sequence"])
@@ -133,7 +146,11 @@ class Copier:
             and (not copying.sources or name in copying.sources)
         }
         able = {name: at for name, at in known.items() if at + 1 >= copying.first}
-        return max(able, key=lambda name: (able[name], name), default="")
+
+        def rank(name: str) -> tuple[bool, int, str]:
+            return not self._peers[name].shards[key].get("damaged"), able[name], name
+
+        return max(able, key=rank, default="")
 
     def _copy_from(self, peer: str, shard: SiteShard, copying: Copying) -> None:
         """Copy a shard and continue from there. On a thread of its own."""

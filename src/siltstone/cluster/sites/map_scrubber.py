@@ -7,6 +7,7 @@ opens it again as a new site does, which copies every shard from the others.
 Invariants:
 - a copy is deleted only if each of its shards can be copied from a site that answers now: one with
   an equal copy, or, for a damaged shard, with the copy of a majority;
+- the new copy of a shard comes from one of these sites: another one may have other rows;
 - one site at a time deletes its copy, and it leads none of the shards then.
 """
 
@@ -31,7 +32,7 @@ from siltstone.store.writer.replication.sites.scrubbing import (
     CopyState,
     are_of_one_index,
     compare,
-    is_elsewhere,
+    sources_of,
 )
 
 _LOG: Final = logging.getLogger("siltstone.cluster")
@@ -47,8 +48,9 @@ _LONGEST_SECONDS: Final = 4 * 3600.0
 # The note for an intact shard that is replaced because of another shard of its database.
 _BESIDE: Final = "beside"
 
-# Deletes the copy of a database, and lets it be opened again.
-ReplaceMap = Callable[[str], Coroutine[Any, Any, None]]
+# Deletes the copy of a database, and lets it be opened again; the shards are copied from these
+# sites.
+ReplaceMap = Callable[[str, Mapping[str, frozenset[str]]], Coroutine[Any, Any, None]]
 
 
 class MapScrubber:
@@ -87,14 +89,16 @@ class MapScrubber:
             shard.damaged = shard.damaged or frozenset({_BESIDE})
         if not self._may_replace(shards):
             return False
+        sources: dict[str, frozenset[str]] = {}
         for shard in shards:
-            if not await self._can_be_copied(shard):
+            found = sources[key_of(shard.log)] = await self._sources(shard)
+            if not found:
                 return False
         if not self._may_replace(shards):
             return False
         database = shards[0].log.database
         log(_LOG, logging.WARNING, "map_replaced", database=database)
-        await self._replace(database)
+        await self._replace(database, sources)
         return True
 
     def _may_replace(self, shards: Sequence[SiteShard]) -> bool:
@@ -124,13 +128,14 @@ class MapScrubber:
             self.undecided.discard(place)
         return False
 
-    async def _can_be_copied(self, shard: SiteShard) -> bool:
+    async def _sources(self, shard: SiteShard) -> frozenset[str]:
+        """Return the sites from which a shard may be copied; no site if our copy must stay."""
         own, others = await self._states(shard)
         if own is None:
-            return False
+            return frozenset()
         is_damaged = DAMAGED_MAP in shard.damaged
         digest = None if is_damaged else own.digest or None
-        return is_elsewhere(digest, _digests(others), copies=self._copies(shard, others))
+        return sources_of(digest, _digests(others), copies=self._copies(shard, others))
 
     async def _states(self, shard: SiteShard) -> tuple[CopyState | None, dict[str, CopyState]]:
         """Return the states of this site and the others, all at one index; None if that fails."""

@@ -27,6 +27,7 @@ from siltstone.store.writer.replication.sites.membership import (
     ShardSites,
     is_behind,
     leave,
+    majority,
     next_placement,
     trim,
 )
@@ -167,13 +168,20 @@ class Placing:
 
     def may_be_replaced(self, key: str) -> bool:
         """Return whether this site may delete its copy of a shard, as far as the others are
-        concerned: each that is heard has read everything, and none is to replace its copy first.
+        concerned: each that is heard has read everything, none is to replace its copy first, and a
+        majority of the replicas is left, as far as there is one without this site.
         """
         others = {
             name: peer.shards.get(key, {})
             for name, peer in self._peers.items()
             if self.is_alive(name)
         }
+        shard = self._shards.get(key)
+        placement = None if shard is None else shard.placement
+        replicas = frozenset(others) if placement is None else placement.replicas | {self.site}
+        left = len(replicas & others.keys())
+        if left < min(majority(len(replicas)), len(replicas) - 1):
+            return False
         # A site that has just deleted its copy does not have the shard.
         return bool(others) and all(
             theirs.get("status") == FollowerStatus.CURRENT.value

@@ -79,6 +79,7 @@ class Scrubber:
         due = 0.0
         loop = asyncio.get_running_loop()
         while True:
+            self._copier.forget_sources()
             for shard in self._of_messages():
                 await self.repair_known(shard)
             for database in list(self._maps_here()):

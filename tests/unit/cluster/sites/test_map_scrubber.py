@@ -57,6 +57,7 @@ class Cluster:
         self.theirs = theirs
         self.behind = behind
         self.replaced: list[str] = []
+        self.sources: Mapping[str, frozenset[str]] = {}
         placing = SimpleNamespace(
             site="a", able=lambda _: list(theirs), may_be_replaced=lambda _: settled
         )
@@ -71,8 +72,9 @@ class Cluster:
             return b"-it does not read"
         return b"+" + CopyState(request["index"] - self.behind, digest).encode()
 
-    async def replace(self, database: str) -> None:
+    async def replace(self, database: str, sources: Mapping[str, frozenset[str]]) -> None:
         self.replaced.append(database)
+        self.sources = sources
 
     def scrub(self) -> list[frozenset[str]]:
         asyncio.run(self.scrubber.scrub(self.shards))
@@ -148,3 +150,11 @@ def test_a_database_is_not_replaced_while_it_leads_or_another_site_copies(
     cluster.logs[0].remember_damaged({DAMAGED_MAP})
     assert not cluster.repair()
     assert cluster.replaced == []
+
+
+def test_each_shard_is_copied_from_the_sites_that_are_right() -> None:
+    # c does not know yet that it has other rows in the second shard.
+    cluster = Cluster([b"z", b"y"], {"b": [b"x", b"y"], "c": [b"x", b"u"]})
+    cluster.logs[0].remember_damaged({DAMAGED_MAP})
+    assert cluster.repair()
+    assert cluster.sources == {"kv/m/0": {"b", "c"}, "kv/m/1": {"b"}}

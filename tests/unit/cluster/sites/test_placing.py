@@ -153,3 +153,27 @@ def test_one_site_at_a_time_replaces_its_copy(
 
 def test_a_site_that_hears_no_other_replaces_nothing(loop: asyncio.AbstractEventLoop) -> None:
     assert not Placing(SETTINGS, {}, {}, loop).may_be_replaced("d/0")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "heard", "may"),
+    [
+        ("abc", "bc", True),
+        # Its sound shards would be at one site only.
+        ("abc", "b", False),
+        ("abcde", "bcd", True),
+        ("abcde", "bc", False),
+        ("ab", "b", True),
+        # An observer does not count.
+        ("ab", "c", False),
+        ("bc", "bc", True),
+    ],
+)
+def test_a_copy_is_deleted_only_if_a_majority_of_the_replicas_is_left(
+    loop: asyncio.AbstractEventLoop, replicas: str, heard: str, may: bool
+) -> None:
+    sites = frozenset(replicas)
+    shard = SimpleNamespace(placement=ShardSites(replicas=sites, insync=sites))
+    peers = {name: PeerSite(loop.time(), {"d/0": CURRENT}) for name in heard}
+    placing = Placing(SETTINGS, {"d/0": cast("SiteShard", shard)}, peers, loop)
+    assert placing.may_be_replaced("d/0") is may

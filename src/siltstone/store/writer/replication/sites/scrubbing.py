@@ -55,13 +55,12 @@ def are_of_one_index(states: Iterable[CopyState]) -> bool:
     return len({state.index for state in states}) <= 1
 
 
-def is_elsewhere(own: bytes | None, others: Mapping[str, bytes], *, copies: int) -> bool:
-    """Return whether a shard can be copied from others, so that ours may be deleted: a copy equal
-    to ours, or, if ours is damaged, the right one.
+def sources_of(own: bytes | None, others: Mapping[str, bytes], *, copies: int) -> frozenset[str]:
+    """Return the sites from which a shard may be copied if ours is deleted: those with a copy equal
+    to ours, or, if ours is damaged, with the right one. If there are none, ours must stay.
     """
-    if own is not None and own in others.values():
-        return True
-    return compare(own, others, copies=copies).finding is CopyFinding.REPAIR
+    equal = frozenset(site for site, digest in others.items() if digest == own)
+    return equal or compare(own, others, copies=copies).sources
 
 
 def compare(own: bytes | None, others: Mapping[str, bytes], *, copies: int = 0) -> Comparison:

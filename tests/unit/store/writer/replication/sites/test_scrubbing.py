@@ -10,7 +10,7 @@ from siltstone.store.writer.replication.sites.scrubbing import (
     CopyState,
     are_of_one_index,
     compare,
-    is_elsewhere,
+    sources_of,
 )
 
 SOUND = Comparison(CopyFinding.SOUND)
@@ -65,21 +65,24 @@ def test_a_minority_of_the_copies_replaces_no_copy_that_can_be_read() -> None:
     ("own", "others", "copies", "found"),
     [
         # An equal copy, whatever the others have.
-        (b"x", {"b": b"x", "c": b"y"}, 3, True),
-        (b"x", {}, 3, False),
+        (b"x", {"b": b"x", "c": b"y"}, 3, {"b"}),
+        (b"x", {"b": b"y", "c": b"x", "d": b"x"}, 4, {"c", "d"}),
+        (b"x", {}, 3, set()),
         # The copy of a majority.
-        (b"y", {"b": b"x", "c": b"x"}, 3, True),
-        (b"y", {"b": b"x"}, 3, False),
+        (b"y", {"b": b"x", "c": b"x"}, 3, {"b", "c"}),
+        (b"z", {"b": b"x", "c": b"x", "d": b"x", "e": b"y"}, 5, {"b", "c", "d"}),
+        (b"y", {"b": b"x"}, 3, set()),
         # Ours cannot be read.
-        (None, {"b": b"x"}, 3, True),
-        (None, {"b": b"x", "c": b"y"}, 3, False),
-        (None, {}, 3, False),
+        (None, {"b": b"x"}, 3, {"b"}),
+        (None, {"b": b"x", "c": b"x", "d": b"y"}, 4, {"b", "c"}),
+        (None, {"b": b"x", "c": b"y"}, 3, set()),
+        (None, {}, 3, set()),
     ],
 )
 def test_a_copy_is_deleted_only_if_another_site_has_it(
-    own: bytes | None, others: dict[str, bytes], copies: int, found: bool
+    own: bytes | None, others: dict[str, bytes], copies: int, found: set[str]
 ) -> None:
-    assert is_elsewhere(own, others, copies=copies) is found
+    assert sources_of(own, others, copies=copies) == found
 
 
 def test_states_are_compared_at_one_index() -> None:
