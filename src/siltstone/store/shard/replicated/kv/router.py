@@ -340,7 +340,13 @@ def unstored_of(answer: Answer) -> Unstored | None:
 
 
 def answer_of(unstored: Unstored) -> CommittedCall | SiltstoneError:
-    """Return the answer to a copy of an attempt that is not stored."""
+    """Return the answer to a copy of an attempt that is not stored.
+
+    A copy that meets a site which does not lead learns nothing, so a refusal that is certain must
+    not look like this.
+    """
+    if isinstance(unstored, _UNSETTLED):
+        return RetryError(str(unstored))
     return CommittedCall(unstored, duplicate=True) if isinstance(unstored, int) else unstored
 
 

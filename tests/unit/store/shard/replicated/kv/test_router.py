@@ -13,6 +13,7 @@ from siltstone.errors import (
     OverloadedError,
     PoisonedError,
     PreconditionError,
+    RetryError,
     SiltstoneError,
     UsageError,
 )
@@ -194,6 +195,23 @@ def test_a_leader_remembers_refusals(refusal: SiltstoneError) -> None:
     assert unstored_of(refusal) is refusal
     assert answer_of(refusal) is refusal
     assert answer_of(7) == CommittedCall(7, duplicate=True)
+
+
+@pytest.mark.parametrize("refusal", [NotLeaderError("a backup begins"), RetryError("later")])
+def test_a_call_that_was_refused_for_the_moment_is_a_new_attempt_though_the_answer_was_lost(
+    refusal: RetryError,
+) -> None:
+    desk = Desk()
+    desk.view = desk.led_by("b")
+    desk.submit(writes=True)
+    desk.sent[0][1](None)
+    desk.router.look()
+    # The leader has taken the first copy, and remembers its refusal.
+    remembered = unstored_of(refusal)
+    assert remembered is not None
+    desk.sent[1][1](encode_answer(answer_of(remembered)))
+    desk.router.look()
+    assert [attempt.number for attempt, _ in desk.sent] == [1, 1, 2]
 
 
 def test_a_closed_router_takes_records_and_terms_without_harm() -> None:
