@@ -27,6 +27,7 @@ from siltstone.errors import (
 )
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.store.directory import Store
+from siltstone.store.feed.reader import FeedReader
 from siltstone.store.keyvalue import KeyValueDatabase
 from siltstone.store.kv.api import Changes
 from siltstone.store.kv.memory import MemoryEngine
@@ -548,6 +549,49 @@ def test_rows_are_not_read_while_a_copy_is_loaded(three: Three) -> None:
     until(lambda: bool(seen) and are_equal(three, "c", "a"), "c has copied")
     assert set(seen) == {"the shard is being replaced by a copy from another site, try again"}
     assert len(three.rows("c")) == 10
+
+
+def topics_of(feed: FeedReader) -> list[str]:
+    read = feed.next(PATIENCE)
+    assert read is not None
+    assert read.lost == 0
+    return [change.topic for change in read.changes()]
+
+
+def test_a_feed_loses_nothing_while_a_copy_is_loaded(three: Three) -> None:
+    three.lead("a")
+    for number in range(3):
+        write(three.databases["a"], f"t/{number}", b"x")
+    three.settle()
+    former = three.databases["c"]
+    three.crash("c")
+    for number in range(3):
+        write(three.databases["a"], f"new/{number}", b"x")
+    three.settle()
+    trim(three)
+    seen: list[str] = []
+    live: list[FeedReader] = []
+
+    def look() -> None:
+        if live:
+            return
+        until(lambda: three.databases["c"] is not former, "c is open")
+        database = three.databases["c"]
+        live.append(database.feed("#", position=database.end_position()))
+        try:
+            seen.extend(topics_of(database.feed("#")))
+        except RetryError as exc:
+            seen.append(str(exc))
+
+    loading = three.engines["c"] = LoadingEngine.of(three.engines["c"])
+    loading.look = look
+    three.start("c")
+    until(lambda: bool(seen) and are_equal(three, "c", "a"), "c has copied")
+    assert seen == ["the shard is being replaced by a copy from another site, try again"]
+    # No other commit announces it.
+    new = ["new/0", "new/1", "new/2"]
+    assert topics_of(live[0]) == new
+    assert topics_of(three.databases["c"].feed("#")) == ["t/0", "t/1", "t/2", *new]
 
 
 @pytest.mark.parametrize("operations", range(1, 40, 3))

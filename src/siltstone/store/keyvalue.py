@@ -614,6 +614,8 @@ class KeyValueDatabase:
 
     def _loading(self, number: int) -> None:
         """Show readers nothing of a shard until it is copied: they would miss rows."""
+        with self._lock:
+            self._source.loading |= {number}
         for slab, known in self._slabs.items():
             if slab.shard == number:
                 known.slab.is_replaced = True
@@ -636,8 +638,12 @@ class KeyValueDatabase:
             others = {slab: known for slab, known in self._slabs.items() if slab.shard != number}
             self._slabs = others | found
             self._current[number] = found[newest.id].context
+            self._source.loading -= {number}
         if number == 0:
             self._settings = settings
+        if self._feeds is not None:
+            # No commit announces what was copied.
+            self._feeds.look()
 
     def _followed(self, number: int, record: KeyValueRecord) -> None:
         """Take a record of another site that is not a group of transactions."""

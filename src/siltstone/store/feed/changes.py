@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from siltstone.errors import NotFoundError, UsageError
+from siltstone.errors import NotFoundError, RetryError, UsageError
 from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.pool import ReadResult
 from siltstone.store.feed.position import START, Position
@@ -45,6 +45,8 @@ class ChangeSource:
     def __init__(self, engine: Engine, committers: Sequence[TransactionCommitter]) -> None:
         self._engine = engine
         self.committers = committers
+        # The shards whose changes are being replaced by a copy from another site.
+        self.loading: frozenset[int] = frozenset()
 
     def refresh(self) -> None:
         """Do nothing: only this process writes the database."""
@@ -72,7 +74,10 @@ class ChangeSource:
     def read(
         self, shard: int, start: int, filters: list[TopicFilter], settings: FeedSettings
     ) -> ReadResult:
-        """Read from a change on, as much as the settings allow. Raises: CorruptionError."""
+        """Read from a change on, as much as the settings allow.
+
+        Raises: CorruptionError; RetryError while the shard is replaced by a copy.
+        """
         # Read the end first: everything before it is in the view.
         end = self.committers[shard].changes.end
         try:
@@ -80,6 +85,11 @@ class ChangeSource:
         except NotFoundError:
             return ReadResult(start, end, end, None)
         try:
+            # Set before the first change is removed, so a view that was taken before is whole.
+            if shard in self.loading:
+                raise RetryError(
+                    "the shard is being replaced by a copy from another site, try again"
+                )
             return self._read(view, shard, start, end, filters, settings)
         finally:
             view.release()

@@ -99,6 +99,12 @@ class Feeds:
         self._source.refresh()
         return Position(dict(enumerate(self._source.ends())), self._origin.text)
 
+    def look(self) -> None:
+        """Let the feeds read rows that no commit has announced."""
+        with self._lock:
+            if self._runner is not None:
+                self._runner.look()
+
     def end(self, error: SiltstoneError) -> None:
         """End all feeds with this error; later ones may begin."""
         with self._lock:

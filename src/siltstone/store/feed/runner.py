@@ -172,6 +172,11 @@ class FeedRunner:
         self._owner.do(begin)
         return reader
 
+    def look(self) -> None:
+        """Let the feeds read all rows up to the present ends of the shards."""
+        ends = self._source.ends()
+        self._owner.do(lambda: self._hub.advance(ends))
+
     def end(self, error: SiltstoneError) -> None:
         """End every feed with this error, and end the threads."""
         if self._unlisten is not None:
