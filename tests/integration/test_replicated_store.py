@@ -282,6 +282,20 @@ def test_generations_drops_and_settings_are_the_same_at_all_sites(three: Three) 
     assert three.rows("a") == three.rows("b") == three.rows("c")
 
 
+def test_a_store_with_a_cluster_drops_local_databases_only() -> None:
+    files, logs = MemoryFileSystem(), SharedLogs()
+    with logs.site("a").open(files) as store:
+        store.ensure("m", SETTINGS)
+        store.ensure("own", DatabaseSettings(segment_bytes=64 * 1024))
+        with pytest.raises(UsageError, match="'m' is replicated, and a cluster cannot drop it"):
+            store.drop("m")
+        store.drop("own")
+        assert store.names() == ["m"]
+    with Store(PurePath("/store"), fs=files) as store:
+        store.drop("m")
+        assert store.names() == []
+
+
 def test_only_the_leader_drops_and_changes_settings(three: Three) -> None:
     three.lead("a")
     three.append("a", b"1")

@@ -115,7 +115,7 @@ def create_database(host: Host, request: CreateDatabase) -> KnownSettings:
     try:
         store.create(name, settings)
     except SiltstoneError as exc:
-        if not exists:
+        if not exists and settings.backend == "local":
             _take_back(store, name, exc)
         raise
     return KnownSettings(database=name, settings=settings.to_json())

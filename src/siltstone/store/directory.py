@@ -406,12 +406,22 @@ class Store:
         return self._paths.database(name)
 
     def drop(self, name: str) -> None:
-        """Delete a database with all its rows. Raises: NotFoundError, UsageError."""
+        """Delete a database with all its rows.
+
+        Raises: NotFoundError; UsageError, also for a replicated database in a store with a cluster:
+        the other sites have it too, so this site would copy it again.
+        """
         require_kind("name", name, str, "text")
         with self._mutex:
             self._check_writable()
             if name not in self.names():
                 raise self._missing(name)
+            if self._cluster is not None and self._is_shared(name):
+                raise UsageError(
+                    f"database {name!r} is replicated, and a cluster cannot drop it: delete its "
+                    f"rows with 'siltstone drop', or let it keep less with 'siltstone db set "
+                    f"{name} retain=…'; to delete only the copy of this site, stop its broker first"
+                )
             if name in self._databases:
                 known = self._databases[name]
                 self._databases = _without(self._databases, name)
@@ -423,6 +433,15 @@ class Store:
             self._fs.remove(directory / MANIFEST)
             self._fs.sync_directory(directory)
             self._clear_remains(directory)
+
+    def _is_shared(self, name: str) -> bool:
+        """Return whether a database of messages is replicated; False if its manifest is damaged.
+        The caller holds the lock.
+        """
+        with suppress(CorruptionError):
+            manifest = read_manifest(self._fs, self._paths.database(name))
+            return manifest.settings.backend != "local"
+        return False
 
     def keyvalue(
         self, name: str, settings: KeyValueSettings | None = None, *, create: bool = True

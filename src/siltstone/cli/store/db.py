@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +29,7 @@ from siltstone.cli.store.settings import (
     takes_settings,
 )
 from siltstone.cli.store.slabs import slab_document, slab_table
-from siltstone.errors import UsageError
+from siltstone.errors import SiltstoneError, UsageError
 from siltstone.manage.databases import ConfigureDatabase, CreateDatabase, NameDatabase
 from siltstone.settings.declare import check_values, declared
 from siltstone.settings.quantities import format_size
@@ -182,20 +184,34 @@ def drop(
 ) -> None:
     """Delete a database with all its rows.
 
-    A running broker makes the change. It refuses to delete a database that it uses itself.
+    A running broker makes the change. It refuses to delete a database that it uses itself, and one
+    that is replicated.
 
     $ siltstone db drop sensors
     """
+    is_shared = _is_shared(data, name)
     if not yes:
         with open_reading(data) as store:
             if name in store.names():
                 rows = sum(slab.rows for slab in store.database(name).slabs())
                 confirm_drop(f"database {name!r}", rows)
     manage(data, "db-drop", NameDatabase(database=name))
+    if is_shared:
+        note(
+            f"only the copy of this site is deleted: while the cluster has {name}, this site "
+            f"copies it again after its start"
+        )
     if json:
         show_json({"dropped": name})
     else:
         say(f"dropped database {name}")
+
+
+def _is_shared(data: Path, name: str) -> bool:
+    """Return whether a database is replicated; False if it cannot be read."""
+    with suppress(SiltstoneError), open_reading(data) as store:
+        return name in store.names() and store.database(name).settings.backend != "local"
+    return False
 
 
 @app.command("set")

@@ -329,3 +329,16 @@ def test_settings_that_cannot_change_are_refused(
     outcome = metrics("db", "set", "metrics", change)
     assert (outcome.status, outcome.out, outcome.err) == (2, "", f"siltstone: {complaint}\n")
     assert settings_of(metrics) == before
+
+
+def test_a_dropped_copy_of_a_replicated_database_comes_back(metrics: CommandLine) -> None:
+    assert metrics("cluster", "import-local", "metrics").status == 0
+    outcome = metrics("db", "drop", "metrics", "--yes")
+    assert (outcome.status, outcome.out, outcome.err) == (
+        0,
+        "dropped database metrics\n",
+        (
+            "siltstone: only the copy of this site is deleted: while the cluster has metrics, this "
+            "site copies it again after its start\n"
+        ),
+    )
