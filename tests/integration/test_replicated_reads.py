@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack
+from contextlib import closing as release
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,9 @@ from siltstone.flight.origin import RemotePortion
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.scan.node import Node, parse_node
 from siltstone.scan.options import ReadOptions
+from siltstone.scan.origin import DirectoryOrigin
 from siltstone.store.database import Database
+from siltstone.store.feed.position import Position
 from siltstone.store.log.read.pieces import Row
 from siltstone.store.slab.settings import DatabaseSettings
 from tests.integration.test_replicated_store import until
@@ -192,6 +196,26 @@ def test_a_site_that_is_behind_answers_not_yet_rather_than_fewer_rows(
         found = rows_of(client, tickets)
         assert [row["payload"] for row in found[-20:]] == [b"new-%d" % n for n in range(20)]
         assert len(found) == ROWS + 30
+
+
+def test_a_stream_of_the_directory_of_a_site_that_is_behind_does_not_go_back(
+    closing: ExitStack, tmp_path: Path
+) -> None:
+    first, second = two(closing, tmp_path)
+    second.cut()
+    before = second.database.extents()
+    rows = [Row("t/1", b"new-%d" % number) for number in range(20)]
+    first.database.append(rows).wait()
+    end = max(each.serials.stop for each in first.database.extents())
+    options = ReadOptions(database="m", path=str(tmp_path / "b"), fails_on_loss=False)
+    with release(DirectoryOrigin(PosixFileSystem(), options)) as origin:
+        reached = Position({0: end}, origin.identity().text)
+        with pytest.raises(RetryError, match="has not read all rows"):
+            origin.extents(reached)
+    strict = replace(options, fails_on_loss=True)
+    with release(DirectoryOrigin(PosixFileSystem(), strict)) as origin:
+        # The caller refuses the loss.
+        assert origin.extents(reached) == before
 
 
 def test_without_any_site_the_error_of_the_last_one_is_told(

@@ -11,7 +11,7 @@ from pyarrow import flight
 from siltstone.errors import UsageError
 from siltstone.flight.access import FlightUser
 from siltstone.flight.appending import Announce, StagedCommits, append_rows, check_writable
-from siltstone.flight.reading import Reads, public_database, require_read
+from siltstone.flight.reading import Reads, public_database
 from siltstone.flight.wire import (
     BEGIN,
     END,
@@ -27,6 +27,7 @@ from siltstone.scan.ingest.columns import Given, check_rows, rows_of
 from siltstone.scan.ingest.staging import WriteBatch
 from siltstone.scan.options import parse_start_times
 from siltstone.scan.origin import DatabaseOrigin
+from siltstone.scan.survey import require_read
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
 from siltstone.store.feed.position import Position

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import flight
 
-from siltstone.errors import NotFoundError, RetryError, SlabDroppedError, UsageError
+from siltstone.errors import NotFoundError, SlabDroppedError, UsageError
 from siltstone.flight.access import FlightUser
 from siltstone.flight.wire import (
     ReadTicket,
@@ -34,7 +34,7 @@ from siltstone.scan.survey import (
     find_database,
     plan_batch,
     plan_micro_batch,
-    waits_for,
+    require_read,
 )
 from siltstone.store.database import Database
 from siltstone.store.directory import Store
@@ -182,18 +182,6 @@ def _planned(database: Database, options: ReadOptions, between: object) -> Plan[
     _require_same(database, identity_in(between), "step")
     start, end = positions_in(between.get("start")), positions_in(between.get("end"))
     return plan_micro_batch(database, options, start, end)
-
-
-def require_read(database: Database, ends: Mapping[int, int]) -> None:
-    """Wait until this site has all rows before these serials, which another site had.
-
-    Raises: RetryError, because the read must not return fewer rows.
-    """
-    if not waits_for(database, ends):
-        raise RetryError(
-            f"this site has not read all rows of the query yet, ask another one or try again; if "
-            f"the cluster was restored from a backup, plan the query anew: database={database.name}"
-        )
 
 
 def _require_same(database: Database, identity: str, noun: str) -> None:

@@ -17,6 +17,7 @@ from siltstone.scan.survey import (
     find_database,
     plan_batch,
     plan_micro_batch,
+    require_read,
     seek,
     waits_for,
 )
@@ -74,8 +75,12 @@ class DatabaseOrigin:
 
     def extents(self, reached: Position = START) -> list[SlabExtent]:
         if reached.is_of(self.database.origin):
-            # If they do not come, the caller finds that the database ends before the position.
-            waits_for(self.database, reached.serials)
+            if self._options.fails_on_loss:
+                # If they do not come, the caller finds that the database ends before the position.
+                waits_for(self.database, reached.serials)
+            else:
+                # A query that accepts losses would go back, and read rows again that come later.
+                require_read(self.database, reached.serials)
         return self.database.extents()
 
     def identity(self) -> DatabaseIdentity:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
-from siltstone.errors import NotFoundError, SlabDroppedError, UsageError
+from siltstone.errors import NotFoundError, RetryError, SlabDroppedError, UsageError
 from siltstone.fs.api import FileSystem
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import absolute_path
@@ -101,6 +101,18 @@ def waits_for(database: Database, ends: Mapping[int, int]) -> bool:
             return False
         time.sleep(_PAUSE_SECONDS)
     return True
+
+
+def require_read(database: Database, ends: Mapping[int, int]) -> None:
+    """Wait until this site has all rows before these serials, which another site had.
+
+    Raises: RetryError, because the read must not return fewer rows.
+    """
+    if not waits_for(database, ends):
+        raise RetryError(
+            f"this site has not read all rows of the query yet, ask another one or try again; if "
+            f"the cluster was restored from a backup, plan the query anew: database={database.name}"
+        )
 
 
 def plan_batch(database: Database, options: ReadOptions) -> Plan[Portion]:
