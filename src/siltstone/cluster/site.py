@@ -160,6 +160,8 @@ class ClusterSite:
         # The databases that this process had open.
         self._attached: set[bytes] = set()
         self._opened: set[str] = set()
+        # Those of other sites that are being opened.
+        self._opening: set[str] = set()
         # The databases whose logs begin with the rows of this site, if they are not there yet.
         self._founding: tuple[str, ...] = ()
         self._connected_at = 0.0
@@ -210,7 +212,10 @@ class ClusterSite:
 
     def found(self, database: str, settings: S) -> Founding[S]:
         """Create a replicated database, or learn how another site did; wait for a majority."""
-        known: Registered = self._call(self._found(database, settings))
+        known = self._call(self._found(database, settings))
+        if isinstance(known, RetryError):
+            raise known
+        assert isinstance(known, Registered)
         return cast("Founding[S]", known.founding)
 
     @property
@@ -448,11 +453,11 @@ class ClusterSite:
                 error=self._problem,
             )
 
-    async def _found(self, database: str, settings: AnySettings) -> Registered:
+    async def _found(self, database: str, settings: AnySettings) -> Registered | RetryError:
         await self._ready.wait()
         assert self._registry is not None
         await self._listen()
-        known: Registered = await patiently(
+        known: Registered | RetryError = await patiently(
             partial(self._found_once, self._registry, database, settings), say=self._say
         )
         self._problem = ""
@@ -464,7 +469,10 @@ class ClusterSite:
 
     async def _found_once(
         self, registry: ClusterRegistry, database: str, settings: AnySettings
-    ) -> Registered:
+    ) -> Registered | RetryError:
+        if database in self._opening and await registry.database(database) is None:
+            # It was dropped since this site has read of it: this site must not create another one.
+            return RetryError(f"{database} was dropped in the cluster at this moment, try again")
         for name, peer in self._peers.items():
             if database in peer.founding and await registry.database(database) is None:
                 raise RetryError(
@@ -500,6 +508,10 @@ class ClusterSite:
                 f"the cluster has another database {database}, or none: stop this site to delete "
                 f"only its copy"
             )
+        # Without its logs, no site acknowledges anything in it any more. What fails now is done
+        # again by `_drop_databases`.
+        with suppress(TimeoutError, NatsError, ApiError):
+            await registry.clear(await registry.dropped_database(identity))
 
     def _attach(self, log_: ReplicatedLog) -> None:
         sites = len(self._settings.seeds)
@@ -957,7 +969,19 @@ class ClusterSite:
                         act = partial(self._open_map, local, settings)
                     else:
                         act = partial(self._open_database, name, settings)
-                    await asyncio.to_thread(contain, act)
+                    self._opening.add(name)
+                    try:
+                        await asyncio.to_thread(contain, partial(self._open, name, act))
+                    finally:
+                        self._opening.discard(name)
+
+    def _open(self, name: str, act: Callable[[], object]) -> None:
+        """Open a database of another site. What fails for the moment is tried again soon."""
+        try:
+            act()
+        except RetryError:
+            self._opened.discard(name)
+            raise
 
     async def _watch(self) -> None:
         """Start NATS again if it has ended, or keeps no logs any more, and connect to it."""

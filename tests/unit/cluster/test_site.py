@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from pathlib import Path, PurePath
 from threading import Thread
 from types import SimpleNamespace
@@ -11,12 +12,14 @@ import pytest
 
 from siltstone.clock import ManualClock
 from siltstone.cluster.nats_process import NatsProcess, Ports
-from siltstone.cluster.registry import ClusterRegistry, DroppedDatabase
+from siltstone.cluster.registry import ClusterRegistry, DroppedDatabase, Registered
 from siltstone.cluster.settings import Address, SiteSettings
 from siltstone.cluster.site import ClusterSite
-from siltstone.errors import CorruptionError, SiltstoneError
+from siltstone.errors import CorruptionError, RetryError, SiltstoneError
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.store.shard.replicated.log import ReplicatedLog
+from siltstone.store.shard.replicated.port import Founding
+from siltstone.store.tx.settings import KeyValueSettings
 from siltstone.store.writer.replication.messages import LogIdentity
 
 pytestmark = pytest.mark.timeout(30)
@@ -177,3 +180,104 @@ def test_a_copy_that_cannot_be_deleted_now_is_deleted_later(tmp_path: Path) -> N
     dropping.look()
     assert (len(dropping.calls), dropping.registry.cleared) == (2, 1)
     dropping.site.stop()
+
+
+class OneDatabase(FakeRegistry):
+    """A registry with one database, until it is dropped."""
+
+    def __init__(self) -> None:
+        super().__init__(is_cleared=False)
+        settings = KeyValueSettings(backend="replicated", timed=False)
+        self.known: Registered | None = Registered(
+            name="kv/stock",
+            founding=Founding(salt=7, created_us=1, settings=settings),
+            nonces=(b"n" * 16,),
+            is_ready=True,
+            revision=3,
+        )
+        self.created: list[str] = []
+        self.dropping: list[bytes] = []
+
+    async def databases(self) -> list[str]:
+        return [] if self.known is None else [self.known.name]
+
+    async def database(self, _: str) -> Registered | None:
+        return self.known
+
+    async def found(self, name: str, _: object) -> Registered:
+        self.created.append(name)
+        raise AssertionError("it was dropped")
+
+    async def drop(self, known: Registered) -> None:
+        self.dropping.append(known.identity)
+
+    async def clear(self, dropped: DroppedDatabase) -> None:
+        await super().clear(dropped)
+        self.known = None
+
+
+class Opening:
+    """A site that opens the databases of others."""
+
+    def __init__(self, directory: PurePath) -> None:
+        self.site = make_site(directory)
+        self.registry = OneDatabase()
+        self.site._registry = cast("ClusterRegistry", self.registry)  # noqa: SLF001
+        self.site._ready.set()  # noqa: SLF001
+        self.errors: list[SiltstoneError] = []
+        self.act: Callable[[], object] = lambda: None
+        self.site.serve(self.open, self.open, lambda *_: False)
+
+    def open(self, *_: object) -> None:
+        try:
+            self.act()
+        except SiltstoneError as exc:
+            self.errors.append(exc)
+            raise
+
+    def run(self, work: Coroutine[object, object, object]) -> object:
+        return self.site._loop.run_until_complete(work)  # noqa: SLF001
+
+    def look(self) -> None:
+        self.run(self.site._open_databases(frozenset()))  # noqa: SLF001
+
+
+def test_a_site_does_not_create_what_is_dropped_while_it_opens_it(tmp_path: Path) -> None:
+    opening = Opening(PurePath(tmp_path))
+    settings = KeyValueSettings(backend="replicated", timed=False)
+
+    def create() -> None:
+        opening.registry.known = None
+        opening.site.found("kv/stock", settings)
+
+    opening.act = create
+    opening.look()
+    assert [type(error) for error in opening.errors] == [RetryError]
+    assert opening.registry.created == []
+    opening.site.stop()
+
+
+def test_a_database_that_cannot_be_opened_now_is_opened_later(tmp_path: Path) -> None:
+    opening = Opening(PurePath(tmp_path))
+    tries: list[int] = []
+
+    def fail_once() -> None:
+        tries.append(len(tries))
+        if len(tries) == 1:
+            raise RetryError("the disk is full")
+
+    opening.act = fail_once
+    for _ in range(3):
+        opening.look()
+    assert tries == [0, 1]
+    opening.site.stop()
+
+
+def test_a_database_is_cleared_before_its_drop_is_acknowledged(tmp_path: Path) -> None:
+    opening = Opening(PurePath(tmp_path))
+    assert opening.registry.known is not None
+    identity = opening.registry.known.identity
+    opening.run(opening.site._drop("kv/stock", identity))  # noqa: SLF001
+    assert opening.registry.dropping == [identity]
+    assert opening.registry.cleared == 1
+    opening.site.stop()
