@@ -578,6 +578,8 @@ def test_a_feed_loses_nothing_while_a_copy_is_loaded(three: Three) -> None:
         until(lambda: three.databases["c"] is not former, "c is open")
         database = three.databases["c"]
         live.append(database.feed("#", position=database.end_position()))
+        with pytest.raises(RetryError, match="this site has not read up to the position yet"):
+            database.feed("#", position=three.databases["a"].end_position())
         try:
             seen.extend(topics_of(database.feed("#")))
         except RetryError as exc:

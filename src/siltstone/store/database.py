@@ -98,7 +98,13 @@ class Database:
             self.origin = rows.manifest.identity
             self._source = StoreSource(rows)
             heard = partial(listen, rows) if rows.leads else None
-            self._feeds = Feeds(self._source, self.origin, heard, polls=rows.reads_others)
+            self._feeds = Feeds(
+                self._source,
+                self.origin,
+                heard,
+                polls=rows.reads_others,
+                is_replicated=rows.manifest.settings.backend != "local",
+            )
         self.identity = self.origin.text
         self._opened = OpenFrames()
 

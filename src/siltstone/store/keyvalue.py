@@ -588,7 +588,13 @@ class KeyValueDatabase:
             self._slabs[newest.id] = self._opened(newest, committer.slab)
             self._current.append(self._slabs[newest.id].context)
         self._source = ChangeSource(engine, [queue.committer for queue in self._queues])
-        self._feeds = Feeds(self._source, self.origin, self.on_commit, polls=False)
+        self._feeds = Feeds(
+            self._source,
+            self.origin,
+            self.on_commit,
+            polls=False,
+            is_replicated=place is not None,
+        )
         return settings
 
     def _opened(self, record: SlabRecord, slab: KeyValueSlab) -> OpenSlab:

@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 from typing import Final
 
-from siltstone.errors import ClosedError, SiltstoneError, SlabDroppedError, UsageError
+from siltstone.errors import (
+    ClosedError,
+    RetryError,
+    SiltstoneError,
+    SlabDroppedError,
+    UsageError,
+)
 from siltstone.rows.stored import StoredBatch
 from siltstone.store.feed.position import EARLIEST, LATEST, NEVER, Position
 from siltstone.store.feed.reader import FeedReader
@@ -42,9 +48,16 @@ class Feeds:
     """Opens feeds on rows that this process or another one writes."""
 
     def __init__(
-        self, source: FeedSource, origin: DatabaseIdentity, listen: Listen | None, *, polls: bool
+        self,
+        source: FeedSource,
+        origin: DatabaseIdentity,
+        listen: Listen | None,
+        *,
+        polls: bool,
+        is_replicated: bool,
     ) -> None:
         self._source = source
+        self._is_replicated = is_replicated
         self._origin = origin
         self._listen = listen
         self._polls = polls
@@ -56,7 +69,7 @@ class Feeds:
     def open(
         self, wanted: Wanted, *, position: Position | None, since_us: int, credit: int
     ) -> FeedReader:
-        """Begin a feed. Raises: UsageError, ClosedError."""
+        """Begin a feed. Raises: UsageError, RetryError, ClosedError."""
         require_number("credit", credit)
         require_number("since_us", since_us)
         if position is not None:
@@ -121,7 +134,8 @@ class Feeds:
     def _placed(self, position: Position) -> Position:
         """Return a position with serials only; a shard at its earliest row is not listed.
 
-        Raises: SlabDroppedError for one of another database, UsageError for one after the end.
+        Raises: SlabDroppedError for one of another database; UsageError for one after the end, or
+        RetryError at a site of a cluster, which may be behind.
         """
         if not position.is_of(self._origin):
             raise SlabDroppedError(
@@ -138,6 +152,12 @@ class Feeds:
         }
         for shard, serial in serials.items():
             if serial != NEVER and serial > ends.get(shard, 0):
+                if self._is_replicated:
+                    raise RetryError(
+                        f"this site has not read up to the position yet, try again; if that does "
+                        f"not help, the position belongs to another database: shard={shard} "
+                        f"serial={serial} end={ends.get(shard, 0)}"
+                    )
                 raise UsageError(
                     f"the position is after the last row, so it belongs to another database: "
                     f"shard={shard} serial={serial} end={ends.get(shard, 0)}"
