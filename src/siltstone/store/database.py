@@ -470,7 +470,8 @@ class Database:
         its shard, with its filter. At most `credit` rows are unacknowledged. The rows of a
         key-value database are its kept changes, see `KeyValueDatabase.feed`.
 
-        Raises: UsageError, SlabDroppedError, ClosedError.
+        Raises: UsageError, SlabDroppedError, ClosedError; RetryError at a site of a cluster that
+        has not read up to the position.
         """
         require_times(since_us)
         if self._keyed is not None:

@@ -391,7 +391,8 @@ class KeyValueDatabase:
         begins with the oldest change that is kept. If changes after the position were removed,
         `FeedRead.lost` counts them: read the rows again.
 
-        Raises: UsageError, also if the database keeps no changes; SlabDroppedError; ClosedError.
+        Raises: UsageError, also if the database keeps no changes; SlabDroppedError; ClosedError;
+        RetryError at a site of a cluster that has not read up to the position.
         """
         feeds = self._with_changes()
         if since_us:
