@@ -26,7 +26,8 @@ from siltstone.errors import RetryError, SiltstoneError
 # Each attempt names the given-up attempts above the oldest open one, at most this many. A sender
 # that has this many begins no other attempt.
 GIVEN_UP_MAX: Final = 1000
-# The number of answers that a leader remembers for each sender.
+# The number of answers that a leader remembers for each sender. Of an older one it knows only that
+# the attempt is not stored.
 ANSWERS_MAX: Final = 1000
 
 # The answer to an attempt that is not stored: the reason of its refusal, or the serial with which
@@ -116,11 +117,13 @@ class AttemptSender:
 class _Known:
     """The attempts of one sender, as a leader knows them."""
 
-    __slots__ = ("answers", "lowest", "taken")
+    __slots__ = ("answers", "lowest", "taken", "unstored")
 
     def __init__(self) -> None:
         self.lowest = 0
         self.taken: set[int] = set()
+        # Those that will never be stored.
+        self.unstored: set[int] = set()
         # The oldest answer is first.
         self.answers: dict[int, Unstored] = {}
 
@@ -153,6 +156,7 @@ class Admissions:
         known = self._known.get(attempt.sender)
         if attempt.term != self.term or known is None or attempt.number < known.lowest:
             return
+        known.unstored.add(attempt.number)
         known.answers[attempt.number] = answer
         if len(known.answers) > ANSWERS_MAX:
             del known.answers[next(iter(known.answers))]
@@ -162,6 +166,8 @@ class Admissions:
         known = self._known.get(attempt.sender)
         if attempt.term != self.term or known is None:
             return None
+        if attempt.number in known.unstored and attempt.number not in known.answers:
+            return RetryError("the transaction was not committed, and the reason is forgotten")
         return known.answers.get(attempt.number)
 
     def admit(self, attempt: Attempt) -> bool:
@@ -174,6 +180,7 @@ class Admissions:
         if attempt.lowest > known.lowest:
             known.lowest = attempt.lowest
             known.taken = {number for number in known.taken if number >= known.lowest}
+            known.unstored = {number for number in known.unstored if number >= known.lowest}
             kept = [number for number in known.answers if number >= known.lowest]
             known.answers = {number: known.answers[number] for number in kept}
         known.taken.update([number for number in attempt.given_up if number >= known.lowest])
