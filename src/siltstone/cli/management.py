@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel
 
 from siltstone.cli.opening import is_held_by_broker, note_recovery, open_creating, open_reading
+from siltstone.cli.output.output import note
 from siltstone.errors import LockedError
 from siltstone.manage.running import RunningBroker, find_broker
 from siltstone.manage.verb import Host
@@ -37,6 +38,14 @@ def manage(data: Path, name: str, request: BaseModel, *, creates: bool = False) 
             return run_verb(Host(store=store, opened=note_recovery), name, request)
 
     return broker_or_here(data, lambda broker: broker.run(VERBS[name], request), here)
+
+
+def note_copy_returns(name: str) -> None:
+    """Note that only the copy of a stopped site was dropped."""
+    note(
+        f"only the copy of this site is deleted: while the cluster has {name}, this site copies it "
+        f"again after its start"
+    )
 
 
 def broker_or_here(data: Path, there: Callable[[RunningBroker], T], here: Callable[[], T]) -> T:

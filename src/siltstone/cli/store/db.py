@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from siltstone.cli.management import manage
+from siltstone.cli.management import manage, note_copy_returns
 from siltstone.cli.opening import open_reading, open_writing
 from siltstone.cli.options import DATA_DEFAULT, Data, Json, Name, Yes
 from siltstone.cli.output.help import App
@@ -197,10 +197,7 @@ def drop(
                 confirm_drop(f"database {name!r}", rows)
     manage(data, "db-drop", NameDatabase(database=name))
     if is_shared:
-        note(
-            f"only the copy of this site is deleted: while the cluster has {name}, this site "
-            f"copies it again after its start"
-        )
+        note_copy_returns(name)
     if json:
         show_json({"dropped": name})
     else:

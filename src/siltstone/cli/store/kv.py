@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Final
 
 import typer
 
-from siltstone.cli.management import manage
+from siltstone.cli.management import manage, note_copy_returns
 from siltstone.cli.opening import open_reading
 from siltstone.cli.options import (
     DATA_DEFAULT,
@@ -42,7 +42,7 @@ from siltstone.cli.output.sinks import JsonLinesSink, Sink, TableSink
 from siltstone.cli.output.streams import standard_input
 from siltstone.cli.store.settings import as_option, takes_settings
 from siltstone.clock import SystemClock
-from siltstone.errors import NotFoundError
+from siltstone.errors import NotFoundError, SiltstoneError
 from siltstone.fs.paths import StorePaths
 from siltstone.fs.posix import PosixFileSystem
 from siltstone.manage.keyvalues import (
@@ -53,6 +53,7 @@ from siltstone.manage.keyvalues import (
     Operation,
     refuse_commits,
 )
+from siltstone.manage.running import is_served
 from siltstone.settings.quantities import format_size, parse_span
 from siltstone.store.kv.api import Engine
 from siltstone.store.kv.keys import TIME_END
@@ -108,11 +109,13 @@ create = app.command("create")(takes_settings(_create, KeyValueSettings, without
 def drop(name: Name, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = False) -> None:
     """Delete a key-value database with all its rows.
 
-    A running broker makes the change. In a cluster, all sites delete a replicated database.
+    A running broker makes the change. In a cluster, all sites delete a replicated database. At a
+    stopped site, only its copy is deleted.
 
     $ siltstone kv drop settings
     """
     refuse_commits(name)
+    is_shared = not is_served(data) and _is_shared(data, name)
     if not yes:
         with open_reading(data) as store:
             if name in store.keyvalue_names():
@@ -120,10 +123,21 @@ def drop(name: Name, yes: Yes = False, data: Data = DATA_DEFAULT, json: Json = F
                     rows = sum(1 for _ in reader.read())
                 confirm_drop(f"key-value database {name!r}", rows)
     manage(data, "kv-drop", NameKeyValue(database=name))
+    if is_shared:
+        note_copy_returns(name)
     if json:
         show_json({"dropped": name})
     else:
         say(f"dropped key-value database {name}")
+
+
+def _is_shared(data: Path, name: str) -> bool:
+    """Return whether a key-value database is replicated; False if it cannot be read."""
+    with suppress(SiltstoneError), open_reading(data) as store:
+        if name in store.keyvalue_names():
+            with _opened(StorePaths(store.path).keyvalue(name)) as reader:
+                return reader.settings.backend != "local"
+    return False
 
 
 Topic = Annotated[

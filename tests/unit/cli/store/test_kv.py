@@ -7,7 +7,9 @@ import pytest
 from siltstone.fs.publish import create_directories
 from siltstone.session.archive.store import ARCHIVE_SETTINGS
 from siltstone.store.directory import Store
+from siltstone.store.kv.api import Changes
 from siltstone.store.kv.memory import MemoryEngine
+from siltstone.store.tx import catalog
 from siltstone.store.tx.settings import KeyValueSettings
 from tests.support.command_line import DATA, CommandLine
 from tests.support.engines import Engines
@@ -156,6 +158,20 @@ def test_a_database_is_created_with_its_settings_and_dropped(
     assert siltstone("kv", "drop", "log", "--yes").lines == ["dropped key-value database log"]
     with siltstone.store() as store:
         assert store.keyvalue_names() == ["bank"]
+
+
+def test_a_dropped_copy_of_a_replicated_database_comes_back(
+    siltstone: CommandLine, engines: Engines
+) -> None:
+    siltstone("kv", "create", "bank", "--map")
+    engine = engines.open_writing(PLACES["bank"])
+    settings = Changes()
+    catalog.put_settings(settings, KeyValueSettings(timed=False, backend="replicated"))
+    engine.write(settings)
+    engine.close()
+    outcome = siltstone("kv", "drop", "bank", "--yes")
+    assert (outcome.status, outcome.out) == (0, "dropped key-value database bank\n")
+    assert outcome.err.startswith("siltstone: only the copy of this site is deleted: while the")
 
 
 @pytest.mark.parametrize(
