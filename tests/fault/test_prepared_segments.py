@@ -4,6 +4,7 @@ loses no row that was acknowledged, whatever name the file has afterwards.
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from random import Random
 
 import pytest
 
-from siltstone.errors import PoisonedError, StorageFullError
+from siltstone.errors import OverloadedError, PoisonedError, StorageFullError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.store.log.read.pieces import Batch
@@ -155,6 +156,51 @@ class TestWhatAMessageWaitsFor:
         committer.prepare_ahead()
         committer.wait_ahead()
         assert PREPARED not in names(disk), "the space is not asked for again and again"
+        committer.close()
+
+    @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+    @pytest.mark.parametrize("operation", ["create", "sync_directory"])
+    def test_without_a_descriptor_the_segment_is_created_when_it_is_needed(
+        self, operation: str, number: int
+    ) -> None:
+        disk = MemoryFileSystem()
+        fs = FaultyFileSystem(disk)
+        committer = begun(World(fs), segment_bytes=SEGMENT)
+        for done in range(NEARLY_FULL):
+            committer.commit([call(done)])
+        fs.add(Fault(operation=operation, errno=number))
+        committer.prepare_ahead()
+        committer.wait_ahead()
+        assert PREPARED not in names(disk)
+        for done in range(NEARLY_FULL, NEARLY_FULL + 2):
+            (outcome,) = committer.commit([call(done)])
+            assert isinstance(outcome, Outcome)
+        assert len(committer.slab.handles()) == 2
+        committer.close()
+        assert topics_of(committer.slab) == [f"t/{done}" for done in range(NEARLY_FULL + 2)]
+
+    @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+    def test_without_a_descriptor_for_the_name_of_a_segment_its_sync_is_repeated(
+        self, number: int
+    ) -> None:
+        disk = MemoryFileSystem()
+        fs = FaultyFileSystem(disk)
+        committer = begun(World(fs), segment_bytes=SEGMENT)
+        for done in range(NEARLY_FULL):
+            committer.commit([call(done)])
+        committer.prepare_ahead()
+        committer.wait_ahead()
+        for done in range(NEARLY_FULL, NEARLY_FULL + 2):
+            committer.commit([call(done)])
+        fs.add(Fault(operation="sync_directory", errno=number))
+        committer.prepare_ahead()
+        with pytest.raises(OverloadedError, match="ulimit -n, LimitNOFILE"):
+            committer.wait_ahead()
+        committer.prepare_ahead()
+        committer.wait_ahead()
+        assert "00000000000000000000.idx" in names(disk)
+        (outcome,) = committer.commit([call(NEARLY_FULL + 2)])
+        assert isinstance(outcome, Outcome)
         committer.close()
 
     def test_a_failed_sync_of_the_directory_poisons_the_shard(self) -> None:

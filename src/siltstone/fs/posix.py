@@ -82,12 +82,17 @@ def _is_shared(directory: PurePath) -> bool:
 
 
 class _Spare:
-    """Spare descriptors for when the process has reached its limit."""
+    """Spare descriptors for when the process has reached its limit.
+
+    One more is kept for the sync of a directory, which must not fail: it follows a rename that
+    cannot be undone.
+    """
 
     def __init__(self, count: int) -> None:
-        self._count = count
+        self._total = count + 1 if count else 0
         self._held: list[int] = []
         self._lock = Lock()
+        self._syncing = Lock()
         self._refill()
 
     def open(self, path: PurePath, flags: int, mode: int = 0) -> int:
@@ -98,9 +103,25 @@ class _Spare:
             if exc.errno not in _NONE_LEFT or not self._give_up():
                 raise
             return os.open(path, flags, mode)
-        if len(self._held) < self._count:
+        if len(self._held) < self._total:
             self._refill()
         return descriptor
+
+    def sync_directory(self, path: PurePath) -> None:
+        """Sync a directory; if the limit is reached, close any spare descriptor first."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            descriptor = self.open(path, flags)
+        except OSError as exc:
+            if exc.errno not in _NONE_LEFT:
+                raise
+            # Another thread that syncs must wait: there is only one descriptor for it.
+            with self._syncing:
+                self._give_up(keep=0)
+                _sync_and_close(os.open(path, flags))
+                self._refill()
+        else:
+            _sync_and_close(descriptor)
 
     def scan(self, path: PurePath) -> os._ScandirIterator[str]:
         """List a directory; if the limit is reached, close a spare descriptor first."""
@@ -111,21 +132,28 @@ class _Spare:
                 raise
             return os.scandir(path)
 
-    def _give_up(self) -> bool:
+    def _give_up(self, *, keep: int = 1) -> bool:
         with self._lock:
-            if not self._held:
+            if len(self._held) <= keep:
                 return False
             os.close(self._held.pop())
             return True
 
     def _refill(self) -> None:
         with self._lock, suppress(OSError):
-            while len(self._held) < self._count:
+            while len(self._held) < self._total:
                 self._held.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
 
     def __del__(self) -> None:
         for descriptor in self._held:
             os.close(descriptor)
+
+
+def _sync_and_close(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _syncs_ranges(device: int) -> bool:
@@ -444,11 +472,7 @@ class PosixFileSystem:
 
     def sync_directory(self, path: PurePath) -> None:
         with _SystemErrors("sync_directory", path):
-            descriptor = self._spare.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            self._spare.sync_directory(path)
 
     def lock(self, path: PurePath, *, shared: bool = False, wait: bool = False) -> PosixLock:
         mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX

@@ -14,6 +14,7 @@ from typing import Final
 
 from siltstone.errors import DiskError, ExistsError, SiltstoneError
 from siltstone.fs.api import EntryKind, FileSystem
+from siltstone.fs.translate import failure
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 REASON_SUFFIX: Final = ".reason.txt"
@@ -40,6 +41,19 @@ def replace_file(fs: FileSystem, path: PurePath, data: bytes) -> None:
         raise
     fs.rename(temporary, path)
     fs.sync_directory(path.parent)
+
+
+def sync_or_defer(fs: FileSystem, directory: PurePath) -> None:
+    """Sync a directory that the caller can sync later as well: nothing depends on it yet.
+
+    Raises: OverloadedError without a free descriptor, because then no sync was tried; DiskError.
+    """
+    try:
+        fs.sync_directory(directory)
+    except DiskError as exc:
+        if exc.errno in (errno.EMFILE, errno.ENFILE):
+            raise failure(exc.errno, "open", directory) from exc
+        raise
 
 
 def create_directories(fs: FileSystem, path: PurePath) -> None:

@@ -472,6 +472,29 @@ class TestSpareDescriptors:
         assert fs.read(tmp_path / "a") == b"x"
         assert descriptors() == before + 2
 
+    def test_one_is_kept_for_the_sync_of_a_directory(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_bytes(b"x")
+        fs = PosixFileSystem(spare=1)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+        taken: list[int] = []
+        try:
+            with suppress(OSError):
+                while True:
+                    taken.append(os.open("/dev/null", os.O_RDONLY))
+            one = fs.open(tmp_path / "a", writable=False)
+            with pytest.raises(OverloadedError):
+                fs.open(tmp_path / "a", writable=False)
+            # A name that was changed must become durable, or the store would have to stop.
+            for _ in range(3):
+                fs.sync_directory(tmp_path)
+        finally:
+            for descriptor in taken:
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        one.close()
+
 
 def test_a_file_system_goes_to_another_process(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")

@@ -27,7 +27,7 @@ from typing import Final
 
 from siltstone.errors import CorruptionError, SiltstoneError
 from siltstone.fs.api import DirectoryEntry, EntryKind, File, FileSystem
-from siltstone.fs.publish import move_aside, remove_file
+from siltstone.fs.publish import move_aside, remove_file, sync_or_defer
 from siltstone.store.segment.frame import FrameHeader, crc_matches, encode_frame
 from siltstone.store.segment.segment import (
     SEGMENT_HEADER_BYTES,
@@ -55,7 +55,7 @@ class PreparedSegment:
 def prepare_segment(fs: FileSystem, directory: PurePath, file_bytes: int) -> PreparedSegment:
     """Create the file of the next segment; its name is durable when this returns.
 
-    Raises: StorageFullError, with nothing left behind; DiskError.
+    Raises: StorageFullError and OverloadedError, with nothing left behind; DiskError.
     """
     path = directory / PREPARED
     if fs.exists(path):
@@ -66,7 +66,7 @@ def prepare_segment(fs: FileSystem, directory: PurePath, file_bytes: int) -> Pre
         file.truncate(file_bytes)
         file.allocate(0, allocated)
         file.sync()
-        fs.sync_directory(directory)
+        sync_or_defer(fs, directory)
         view = file.map(writable=True)
     except BaseException:
         file.close()

@@ -15,9 +15,9 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import Final
 
-from siltstone.errors import CorruptionError, StorageFullError
+from siltstone.errors import CorruptionError, OverloadedError, StorageFullError
 from siltstone.fs.api import DirectoryEntry, EntryKind, FileSystem
-from siltstone.fs.publish import move_aside, replace_file
+from siltstone.fs.publish import move_aside, replace_file, sync_or_defer
 from siltstone.store.segment.ahead import (
     BackgroundWork,
     PreparedSegment,
@@ -478,9 +478,10 @@ class ChainWriter:
         active = self.active
         if self._prepared is None and active is not None and active.is_nearly_full():
             file_bytes = active.segment.header.file_bytes
-            # On a full disk, the segment is created when it is needed, or refused then.
+            # On a full disk, or without a free descriptor, the segment is created or refused when
+            # it is needed.
             self._gave_up = True
-            with suppress(StorageFullError):
+            with suppress(StorageFullError, OverloadedError):
                 self._prepared = prepare_segment(self._fs, self.chain.directory, file_bytes)
                 self._gave_up = False
 
@@ -530,7 +531,7 @@ class ChainWriter:
         """Make the names of the segments durable, and write the indexes that are missing."""
         while self._ended:
             ended = self._ended[0]
-            self._fs.sync_directory(self.chain.directory)
+            sync_or_defer(self._fs, self.chain.directory)
             seal_segment(
                 self._fs, ended.segment, structure=ended.structure, producers=ended.producers
             )

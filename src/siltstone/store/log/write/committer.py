@@ -254,7 +254,7 @@ class Committer:
     def prepare_ahead(self) -> None:
         """Prepare the next segment on a thread of its own if the active one is nearly full.
 
-        Raises: StorageFullError; PoisonedError if a directory could not be synced.
+        Raises: StorageFullError, OverloadedError; PoisonedError if a directory could not be synced.
         """
         active = self._writer.active
         if self._poisoned_by is not None or active is None:
