@@ -141,6 +141,29 @@ def test_a_broker_starts_on_a_full_disk_and_all_goes_on_when_there_is_space_agai
         assert broker.mistakes() == []
 
 
+def test_a_broker_starts_again_on_a_full_disk_when_the_reserve_is_used_up(disk: Path) -> None:
+    with (
+        mounted(disk, DISK_BYTES),
+        broker_process(disk / "data", settings=SETTINGS) as broker,
+    ):
+        subscribe(broker.port, "reader")
+        assert publish_until_refused(broker.port)[0] > 50
+        for number in range(3):
+            broker.stop()
+            # Another program takes the space of the reserve as well.
+            take_the_rest(disk / f"hog{number}")
+            assert shutil.disk_usage(disk).free == 0
+            broker.start()
+        broker.wait_for("alarm_raised", count=3)
+        assert publish_until_refused(broker.port)[0] == 0
+        read = run_command("read", "messages", "--limit", "1", "--data", str(disk / "data"))
+        assert (read.returncode, read.stdout != "") == (0, True), read.stderr
+        dropped = run_command("drop", "messages", "0/1", "--yes", "--data", str(disk / "data"))
+        assert dropped.returncode == 0, dropped.stderr
+        drain(broker.port, "reader", 1)
+        assert broker.mistakes() == []
+
+
 def test_a_small_disk_takes_messages_with_the_defaults_and_refuses_them_before_it_is_full(
     disk: Path,
 ) -> None:

@@ -542,7 +542,9 @@ class Store:
         except StorageFullError:
             if not room.give_up_reserve():
                 raise
-        return self._with_engine(name, directory, settings, room, founding)
+        database = self._with_engine(name, directory, settings, room, founding)
+        room.keep_opening()
+        return database
 
     def _with_engine(
         self,

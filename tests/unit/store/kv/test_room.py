@@ -17,8 +17,8 @@ DIRECTORY = PurePath("/kv")
 class Disk:
     """A disk of 100 MiB with a database that leaves 4 MiB free and has a reserve of 16."""
 
-    def __init__(self, *, reserve_bytes: int = 16 * MIB) -> None:
-        self.fs = MemoryFileSystem(page_bytes=MIB, capacity_bytes=100 * MIB)
+    def __init__(self, *, reserve_bytes: int = 16 * MIB, page_bytes: int = MIB) -> None:
+        self.fs = MemoryFileSystem(page_bytes=page_bytes, capacity_bytes=100 * MIB)
         self.fs.make_directory(DIRECTORY)
         self.written_back = 0
         self.reserve_bytes = reserve_bytes
@@ -46,6 +46,10 @@ class Disk:
     def has_reserve(self) -> bool:
         return self.fs.exists(DIRECTORY / RESERVE)
 
+    @property
+    def kept_bytes(self) -> int:
+        return sum(each.allocated_bytes for each in self.fs.list(DIRECTORY))
+
 
 def text_of(error: SiltstoneError | None) -> str:
     return "" if error is None else str(error)
@@ -63,13 +67,52 @@ def test_the_reserve_is_given_up_when_the_rest_is_used_up_and_taken_again_later(
     disk.room.keep_reserve()
     disk.leave(4 * MIB)
     assert disk.room.lacks(100) is None
-    assert not disk.has_reserve
+    assert disk.kept_bytes == 1 * MIB
     disk.leave(19 * MIB)
     assert disk.room.lacks(100) is None
-    assert not disk.has_reserve
+    assert disk.kept_bytes == 1 * MIB
     disk.leave(80 * MIB)
     assert disk.room.lacks(100) is None
-    assert disk.has_reserve
+    assert disk.kept_bytes == 16 * MIB
+
+
+def test_the_part_for_opening_is_given_up_by_nothing_else_and_created_again() -> None:
+    disk = Disk()
+    disk.room.keep_reserve()
+    disk.leave(4 * MIB)
+    assert disk.room.lacks(100) is None
+    disk.leave(0)
+    assert disk.room.lacks(100) is not None
+    disk.room = disk.open()
+    assert disk.kept_bytes == 1 * MIB
+    assert disk.room.give_up_reserve()
+    assert disk.fs.free_bytes(DIRECTORY) == 1 * MIB
+    disk.leave(3 * MIB)
+    disk.room.keep_opening()
+    assert disk.kept_bytes == 1 * MIB
+    assert disk.fs.free_bytes(DIRECTORY) == 2 * MIB
+
+
+def test_the_part_for_opening_leaves_the_space_that_the_start_needs() -> None:
+    disk = Disk(page_bytes=64 * 1024)
+    for free, kept in ((0, 0), (128, 0), (192, 64), (1024, 896), (1152, 1024), (8192, 1024)):
+        disk.leave(free * 1024)
+        disk.room.keep_opening()
+        assert disk.kept_bytes == kept * 1024
+        disk.room.give_up_reserve()
+
+
+def test_the_start_may_write_a_little_below_the_limit() -> None:
+    disk = Disk(page_bytes=64 * 1024)
+    disk.leave(3 * MIB)
+    assert disk.room.lacks(MIB // 8) is None
+    assert disk.room.lacks(MIB // 8 + 1) is not None
+    assert disk.room.lacks(MIB // 8) is None
+    assert disk.room.lacks(1) is not None
+    disk.room = disk.open()
+    disk.leave(2 * 64 * 1024)
+    assert disk.room.lacks(64 * 1024 + 1) is not None
+    assert disk.room.lacks(64 * 1024) is None
 
 
 def test_without_room_a_write_is_refused() -> None:
@@ -153,7 +196,7 @@ def test_a_file_without_its_space_is_not_taken_for_a_reserve() -> None:
     assert disk.fs.free_bytes(DIRECTORY) == 84 * MIB
 
 
-def test_a_file_without_its_space_is_removed_when_space_is_needed() -> None:
+def test_a_file_without_its_space_becomes_smaller_when_space_is_needed() -> None:
     disk = Disk()
     with disk.fs.create(DIRECTORY / RESERVE) as file:
         file.truncate(16 * MIB)
@@ -161,7 +204,7 @@ def test_a_file_without_its_space_is_removed_when_space_is_needed() -> None:
     disk.leave(4 * MIB)
     disk.room = disk.open()
     assert disk.room.lacks(100) is None
-    assert not disk.has_reserve
+    assert disk.kept_bytes == 1 * MIB
 
 
 def test_a_reserve_that_someone_removed_is_created_again() -> None:
@@ -169,8 +212,9 @@ def test_a_reserve_that_someone_removed_is_created_again() -> None:
     disk.room.keep_reserve()
     disk.fs.remove(DIRECTORY / RESERVE)
     disk.leave(4 * MIB)
-    assert text_of(disk.room.lacks(100)) == (
-        "no space left on the disk: path=/kv needed_bytes=4194404"
+    # More than the start may write.
+    assert text_of(disk.room.lacks(2 * MIB)) == (
+        "no space left on the disk: path=/kv needed_bytes=6291456"
     )
     disk.leave(100 * MIB)
     assert disk.room.lacks(100) is None
