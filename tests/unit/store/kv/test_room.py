@@ -17,8 +17,14 @@ DIRECTORY = PurePath("/kv")
 class Disk:
     """A disk of 100 MiB with a database that leaves 4 MiB free and has a reserve of 16."""
 
-    def __init__(self, *, reserve_bytes: int = 16 * MIB, page_bytes: int = MIB) -> None:
-        self.fs = MemoryFileSystem(page_bytes=page_bytes, capacity_bytes=100 * MIB)
+    def __init__(
+        self,
+        *,
+        reserve_bytes: int = 16 * MIB,
+        page_bytes: int = MIB,
+        capacity_bytes: int = 100 * MIB,
+    ) -> None:
+        self.fs = MemoryFileSystem(page_bytes=page_bytes, capacity_bytes=capacity_bytes)
         self.fs.make_directory(DIRECTORY)
         self.written_back = 0
         self.reserve_bytes = reserve_bytes
@@ -94,7 +100,7 @@ def test_the_part_for_opening_is_given_up_by_nothing_else_and_created_again() ->
 
 
 def test_the_part_for_opening_leaves_the_space_that_the_start_needs() -> None:
-    disk = Disk(page_bytes=64 * 1024)
+    disk = Disk(page_bytes=64 * 1024, capacity_bytes=10 * MIB)
     for free, kept in ((0, 0), (128, 0), (192, 64), (1024, 896), (1152, 1024), (8192, 1024)):
         disk.leave(free * 1024)
         disk.room.keep_opening()
@@ -103,7 +109,7 @@ def test_the_part_for_opening_leaves_the_space_that_the_start_needs() -> None:
 
 
 def test_the_start_may_write_a_little_below_the_limit() -> None:
-    disk = Disk(page_bytes=64 * 1024)
+    disk = Disk(page_bytes=64 * 1024, capacity_bytes=10 * MIB)
     disk.leave(3 * MIB)
     assert disk.room.lacks(MIB // 8) is None
     assert disk.room.lacks(MIB // 8 + 1) is not None
