@@ -235,13 +235,14 @@ class ShardWriter(Generic[C]):
                 self._last_at = self._clock.monotonic()
                 if not pending:
                     self._first_at = self._last_at
+            if self._worker is None:
+                # First, because the process may have no more threads.
+                self._start()
             call.ticket = ticket
             pending.append(call)
             self._pending_bytes += size
             self._pending_items += call.item_count()
-            if self._worker is None:
-                self._start()
-            elif 0 < self._wakes_at <= self._pending_items:
+            if 0 < self._wakes_at <= self._pending_items:
                 self._wake()
 
     def commit_here(self, call: C, ticket: Ticket) -> bool:
@@ -322,11 +323,10 @@ class ShardWriter(Generic[C]):
         ticket = Ticket(0, 1)
         with self.mutex:
             self.check_open()
-            self._orders.append((act, ticket))
             if self._worker is None:
                 self._start()
-            else:
-                self._wake()
+            self._orders.append((act, ticket))
+            self._wake()
         return ticket
 
     def close(self) -> SiltstoneError | None:
@@ -354,10 +354,11 @@ class ShardWriter(Generic[C]):
             raise ClosedError("the database is closed")
 
     def _start(self) -> None:
-        self._worker = Thread(
+        worker = Thread(
             target=self._run, name=f"siltstone-{self._kind}-{self._number}", daemon=True
         )
-        self._worker.start()
+        worker.start()
+        self._worker = worker
 
     def _wake(self) -> None:
         self._wakes_at = 0

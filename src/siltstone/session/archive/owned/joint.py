@@ -12,7 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from siltstone.errors import PreconditionError, RetryError, SiltstoneError
+from siltstone.errors import (
+    OutcomeUnknownError,
+    PreconditionError,
+    RetryError,
+    SiltstoneError,
+)
+from siltstone.guard import contain_with
 from siltstone.store.tx.commit.ticket import CommitTicket
 from siltstone.store.tx.transaction import Transaction
 
@@ -70,17 +76,24 @@ class JointTicket:
         """Submit the transaction; its errors become those of the ticket."""
         tx, self._tx = self.transaction, None
         callbacks, self._callbacks = self._callbacks, []
-        try:
-            self._ticket = tx.submit()
-        except SiltstoneError as exc:
-            self._error = exc
+        contain_with(self._hand_in, tx, self._mistaken)
+        if self._ticket is None:
             self._tell(callbacks)
         else:
             self._ticket.on_done(lambda _: self._tell(callbacks))
 
+    def _hand_in(self, tx: Transaction) -> None:
+        try:
+            self._ticket = tx.submit()
+        except SiltstoneError as exc:
+            self._error = exc
+
+    def _mistaken(self) -> None:
+        self._error = OutcomeUnknownError("internal error: see the log of the broker")
+
     def _tell(self, callbacks: list[Callable[[JointTicket], None]]) -> None:
         for callback in callbacks:
-            callback(self)
+            contain_with(callback, self)
 
 
 class JointSaves:
@@ -97,6 +110,8 @@ class JointSaves:
         """
         ticket = self._open.get(shard)
         if ticket is not None and (ticket.saves >= _SAVES_MAX or ticket.size_bytes > _BYTES_MAX):
+            # Removed first: beginning another transaction may fail.
+            del self._open[shard]
             ticket.submit()
             ticket = None
         if ticket is None:

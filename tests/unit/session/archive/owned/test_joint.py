@@ -2,15 +2,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from threading import Thread
 
 import pytest
 
-from siltstone.errors import FencedError, OverloadedError, RetryError, UsageError
+from siltstone.errors import (
+    ClosedError,
+    FencedError,
+    OutcomeUnknownError,
+    OverloadedError,
+    RetryError,
+    UsageError,
+)
 from siltstone.session.archive.owned.joint import JointSaves
 from siltstone.session.archive.owned.rows import Submitted
 from siltstone.session.archive.owned.session import OwnedSession
 from siltstone.store.feed.position import Position
 from siltstone.store.tx.commit.ticket import CommitTicket
+from siltstone.store.tx.transaction import Transaction
 from tests.support.archive_builders import ArchiveWorld, away
 from tests.support.tx_model import held
 
@@ -141,3 +150,44 @@ def test_what_was_dropped_is_not_saved() -> None:
         owned.drop()
         with pytest.raises(UsageError, match="was dropped"):
             moved(owned, JointSaves(), 5)
+
+
+def test_an_internal_error_ends_every_ticket(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ArchiveWorld() as world:
+        joint = JointSaves()
+        tickets = [joint.join(shard, world.database.transaction, 0) for shard in (0, 0, 1)]
+        outcomes: list[Exception | None] = []
+        for ticket in tickets:
+            ticket.transaction.write("t", b"")
+            ticket.on_done(lambda known: outcomes.append(known.error))
+        with monkeypatch.context() as limits:
+            # The shard begins its thread with the first transaction.
+            limits.setattr(Thread, "start", no_more_threads)
+            joint.submit()
+        assert [type(error) for error in outcomes] == [OutcomeUnknownError] * 3
+        assert "no more threads" in caplog.text
+        (owned,) = sessions(world, 1)
+        assert not owned.is_dirty, "the shard works when there are threads again"
+
+
+def no_more_threads(_: Thread) -> None:
+    raise RuntimeError("no more threads")
+
+
+def test_if_a_second_transaction_cannot_begin_the_first_is_stored() -> None:
+    with ArchiveWorld() as world:
+        owned = sessions(world, 256)
+        joint = JointSaves()
+        tickets = [moved(each, joint, 5) for each in owned]
+        outcomes = outcomes_of(*tickets)
+
+        def closed() -> Transaction:
+            raise ClosedError("the database is closed")
+
+        with pytest.raises(ClosedError):
+            joint.join(0, closed, 0)
+        joint.submit()
+        wait_behind(world)
+        assert outcomes == [None] * 256
