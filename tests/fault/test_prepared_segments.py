@@ -5,17 +5,19 @@ loses no row that was acknowledged, whatever name the file has afterwards.
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from random import Random
 
 import pytest
 
 from siltstone.errors import OverloadedError, PoisonedError, StorageFullError
-from siltstone.fs.faulty import Fault, FaultyFileSystem
+from siltstone.fs.faulty import Fault, FaultyFileSystem, Pause
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.store.log.read.pieces import Batch
 from siltstone.store.log.read.scan import Span, read_slab
@@ -221,6 +223,69 @@ class TestWhatAMessageWaitsFor:
             committer.prepare_ahead()
         committer.close()
 
+    def test_closing_a_poisoned_shard_waits_for_the_thread(self) -> None:
+        fs = FaultyFileSystem(MemoryFileSystem())
+        committer = begun(World(fs), segment_bytes=SEGMENT)
+        for number in range(NEARLY_FULL):
+            committer.commit([call(number)])
+        reached, goes_on = threading.Event(), threading.Event()
+
+        def until() -> None:
+            reached.set()
+            goes_on.wait()
+
+        fs.pause(Pause(operation="sync_directory", until=until))
+        committer.prepare_ahead()
+        assert reached.wait(10)
+        fs.add(Fault(operation="sync", errno=5))
+        closing = threading.Thread(target=committer.close)
+        try:
+            with pytest.raises(PoisonedError):
+                committer.commit([call(NEARLY_FULL)])
+            closing.start()
+            # The next writer of the directory must not meet the thread of this one.
+            closing.join(0.05)
+            assert closing.is_alive()
+        finally:
+            goes_on.set()
+        closing.join(10)
+        assert not closing.is_alive()
+
+    def test_a_segment_is_prepared_also_after_the_end_of_the_main_thread(
+        self, tmp_path: Path
+    ) -> None:
+        done = subprocess.run(
+            [sys.executable, "-c", WRITES_WITHOUT_MAIN_THREAD, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.stdout, done.stderr) == ("stored\n", "")
+
+
+WRITES_WITHOUT_MAIN_THREAD = """
+import sys
+import threading
+
+import siltstone
+from siltstone.store.slab.settings import DatabaseSettings
+
+store = siltstone.open(sys.argv[1])
+database = store.create("d", DatabaseSettings(segment_bytes=256 * 1024))
+
+
+def write():
+    threading.main_thread().join()
+    for _ in range(30):
+        database.append([siltstone.Row("t", bytes(24_000))]).wait()
+    print("stored")
+    store.close()
+
+
+threading.Thread(target=write).start()
+"""
+
 
 def crashes() -> Iterator[Attempt]:
     """Yield what is left after a power cut at each operation of preparing, rolling and preparing
@@ -352,3 +417,68 @@ def test_a_full_disk_at_the_index_is_told_by_the_next_upkeep() -> None:
     committer.wait_ahead()
     committer.close()
     assert topics_of(committer.slab) == [f"t/{number}" for number in range(NEARLY_FULL + 2)]
+
+
+class TestASegmentBehindAGap:
+    """A segment whose last serials are only reserved gets its index at once. The name of the next
+    one must become durable all the same.
+    """
+
+    @pytest.mark.parametrize("prepares", [True, False])
+    def test_no_acknowledged_row_is_lost_by_a_power_cut_at_any_operation(
+        self, *, prepares: bool
+    ) -> None:
+        left = nearly_full_with_a_gap()
+        for operations in count():
+            disk = left.kill_clone()
+            acknowledged, is_whole = begin_behind_gap(disk, operations, prepares=prepares)
+            for clone in (
+                disk.crash_clone(),
+                *(disk.crash_clone(Random(seed), in_order=False) for seed in range(6)),
+            ):
+                committer, _ = reopened(World(clone), segment_bytes=SEGMENT)
+                found = topics_of(committer.slab)
+                assert [topic for topic in acknowledged if topic not in found] == [], operations
+                committer.close()
+            if is_whole:
+                assert operations > 20
+                return
+
+
+def nearly_full_with_a_gap() -> MemoryFileSystem:
+    """Return a disk with a slab whose last row was seen by readers and lost by a power cut."""
+    attempt = Attempt()
+    attempt.committer.commit([call(NEARLY_FULL, sync=False)])
+    return attempt.disk.crash_clone()
+
+
+def begin_behind_gap(
+    disk: MemoryFileSystem, operations: int, *, prepares: bool
+) -> tuple[list[str], bool]:
+    """Begin a prepared segment behind a gap that is not stored, and the one after it, until the
+    power is cut; return the topics of the acknowledged rows, and whether the power stayed.
+    """
+    fs = FaultyFileSystem(disk)
+    # On a full disk the gap is not stored when the slab is opened.
+    fs.add(Fault(operation="write_at", errno=28))
+    committer, _ = reopened(World(fs), segment_bytes=SEGMENT)
+    committer.prepare_ahead()
+    committer.wait_ahead()
+    acknowledged: list[str] = []
+    disk.operations_left = operations
+    try:
+        for number, size in enumerate([60_000, *[40_000] * 6]):
+            made = call_on(f"u/{number}")
+            made.batch.values = [bytes(size)]
+            (outcome,) = committer.commit([made])
+            assert isinstance(outcome, Outcome)
+            acknowledged.append(f"u/{number}")
+            if prepares:
+                committer.prepare_ahead()
+                committer.wait_ahead()
+    except (PowerCut, PoisonedError):
+        return acknowledged, False
+    finally:
+        disk.operations_left = None
+    assert len(committer.slab.handles()) == 3
+    return acknowledged, True

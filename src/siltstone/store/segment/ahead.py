@@ -19,10 +19,10 @@ have this name.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
+from threading import Thread
 from typing import Final
 
 from siltstone.errors import CorruptionError, SiltstoneError
@@ -171,23 +171,41 @@ class BackgroundWork:
     """Work on a thread of its own, one piece after another. It belongs to one thread."""
 
     def __init__(self) -> None:
-        self._piece: Future[None] | None = None
+        # Not of an executor: that begins nothing after the end of the main thread, although other
+        # threads of the process may still write.
+        self._thread: Thread | None = None
+        self._error: BaseException | None = None
 
     @property
     def is_under_way(self) -> bool:
         """Whether the last piece has not ended."""
-        return self._piece is not None and not self._piece.done()
+        return self._thread is not None and self._thread.is_alive()
 
-    def begin(self, name: str, work: Callable[[], None]) -> None:
-        """Start a piece of work. Raises: the error of the piece before it."""
+    def begin(self, name: str, work: Callable[[], None]) -> bool:
+        """Start a piece of work; return False if the process may have no more threads.
+
+        Raises: the error of the piece before it.
+        """
         self.wait()
-        thread = ThreadPoolExecutor(1, name)
-        self._piece = thread.submit(work)
-        # The thread ends with the work.
-        thread.shutdown(wait=False)
+        thread = Thread(target=self._run, args=(work,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._thread = thread
+        return True
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as exc:  # noqa: BLE001 - raised by `wait`
+            self._error = exc
 
     def wait(self) -> None:
         """Wait until the last piece has ended. Raises: its error, once."""
-        piece, self._piece = self._piece, None
-        if piece is not None:
-            piece.result()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

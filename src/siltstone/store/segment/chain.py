@@ -335,7 +335,7 @@ class ChainWriter:
         # See SegmentWriter.
         self._notes_sync = True
         self._packs = packs
-        # Whether an index is missing, or the last work may have an error.
+        # Whether a name or an index is not durable, or the last work may have an error.
         self.is_unfinished = False
         # Belong to the work while it is under way.
         self._background = BackgroundWork()
@@ -343,6 +343,8 @@ class ChainWriter:
         # Whether there was no space to prepare the segment after the active one.
         self._gave_up = False
         self._ended: list[_Ended] = []
+        # Whether a power cut may take back the name of the active segment.
+        self._is_renamed = False
 
     @property
     def seed(self) -> int:
@@ -448,7 +450,9 @@ class ChainWriter:
         if prepared is not None:
             name = segment_path(directory, header.base_serial)
             if is_new and len(prepared.view) == header.file_bytes and not self._fs.exists(name):
-                return begin_prepared(self._fs, directory, prepared, header, state, body)
+                writer = begin_prepared(self._fs, directory, prepared, header, state, body)
+                self._is_renamed = self.is_unfinished = True
+                return writer
             discard(self._fs, prepared)
         self._write_indexes()
         return create_segment(self._fs, directory, header, state, body)
@@ -460,11 +464,11 @@ class ChainWriter:
         if self._background.is_under_way:
             return
         self._background.wait()
-        self.is_unfinished = len(self._ended) > 0
+        self.is_unfinished = self._is_renamed or len(self._ended) > 0
         active = self.active
         is_due = active is not None and active.is_nearly_full() and not self._gave_up
         wants = is_due and self._prepared is None
-        if wants or self._ended:
+        if wants or self.is_unfinished:
             place = f"{self._identity.shard}-{self._identity.generation}"
             self.is_unfinished = True
             self._background.begin(f"siltstone-ahead-{place}", self._prepare)
@@ -527,11 +531,22 @@ class ChainWriter:
             discard(self._fs, prepared)
         self._write_indexes()
 
+    def abandon(self) -> None:
+        """Wait for the thread, and close the prepared file. The next start does the rest."""
+        # The thread must not change the directory when another writer has it.
+        with suppress(Exception):
+            self._background.wait()
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            prepared.file.close()
+
     def _write_indexes(self) -> None:
         """Make the names of the segments durable, and write the indexes that are missing."""
+        if self._is_renamed:
+            sync_or_defer(self._fs, self.chain.directory)
+            self._is_renamed = False
         while self._ended:
             ended = self._ended[0]
-            sync_or_defer(self._fs, self.chain.directory)
             seal_segment(
                 self._fs, ended.segment, structure=ended.structure, producers=ended.producers
             )

@@ -511,6 +511,7 @@ class Committer:
             if self._poisoned_by is None:
                 self._writer.finish()
         finally:
+            self._writer.abandon()
             self._close_active()
 
     def _close_active(self) -> None:
