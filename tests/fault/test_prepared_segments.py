@@ -110,6 +110,23 @@ class TestWhatAMessageWaitsFor:
         ]
         attempt.committer.close()
 
+    def test_the_space_of_an_index_counts_and_that_of_a_prepared_segment_does_not(self) -> None:
+        attempt = Attempt()
+        attempt.prepare()
+        attempt.roll()
+        attempt.prepare()
+        attempt.prepare()
+        entries = attempt.disk.list(PLACE)
+        assert len(entries) == 3
+        assert attempt.committer.size_bytes() == sum(each.allocated_bytes for each in entries)
+        while PREPARED not in names(attempt.disk):
+            attempt.append()
+            attempt.prepare()
+        size_bytes = attempt.committer.size_bytes()
+        attempt.committer.measure()
+        assert attempt.committer.size_bytes() == size_bytes
+        attempt.committer.close()
+
     def test_a_roll_that_comes_too_early_creates_the_segment(self) -> None:
         attempt = Attempt()
         attempt.roll()

@@ -19,6 +19,7 @@ from siltstone.errors import CorruptionError, OverloadedError, StorageFullError
 from siltstone.fs.api import DirectoryEntry, EntryKind, FileSystem
 from siltstone.fs.publish import move_aside, replace_file, sync_or_defer
 from siltstone.store.segment.ahead import (
+    PREPARED,
     BackgroundWork,
     PreparedSegment,
     begin_prepared,
@@ -345,6 +346,8 @@ class ChainWriter:
         self._ended: list[_Ended] = []
         # Whether a power cut may take back the name of the active segment.
         self._is_renamed = False
+        # Whether the thread wrote an index whose space is not counted yet.
+        self._is_unmeasured = False
 
     @property
     def seed(self) -> int:
@@ -464,6 +467,9 @@ class ChainWriter:
         if self._background.is_under_way:
             return
         self._background.wait()
+        if self._is_unmeasured:
+            self._is_unmeasured = False
+            self.measure()
         self.is_unfinished = self._is_renamed or len(self._ended) > 0
         active = self.active
         is_due = active is not None and active.is_nearly_full() and not self._gave_up
@@ -552,6 +558,7 @@ class ChainWriter:
             )
             ended.handle.summary = ended.segment.index.summary()
             del self._ended[0]
+            self._is_unmeasured = True
 
 
 def state_header(body: bytes, sections: int, *, serial: int, timestamp_us: int) -> FrameHeader:
@@ -584,8 +591,11 @@ def seal_segment(fs: FileSystem, segment: Segment, *, structure: bytes, producer
 
 
 def directory_bytes(fs: FileSystem, directory: PurePath, *, but: str = "") -> int:
-    """Return the disk space of the files of a slab in bytes, without the file named `but`."""
-    return sum(entry.allocated_bytes for entry in fs.list(directory) if entry.name != but)
+    """Return the disk space of the files of a slab in bytes, without the file named `but` and a
+    prepared segment, which is counted when it begins.
+    """
+    omitted = (but, PREPARED)
+    return sum(entry.allocated_bytes for entry in fs.list(directory) if entry.name not in omitted)
 
 
 def lost_segments(
