@@ -17,7 +17,7 @@ from random import Random
 import pytest
 
 from siltstone.errors import OverloadedError, PoisonedError, StorageFullError
-from siltstone.fs.faulty import Fault, FaultyFileSystem, Pause
+from siltstone.fs.faulty import Fault, FaultyFileSystem, Operation, Pause
 from siltstone.fs.memory import MemoryFileSystem, PowerCut
 from siltstone.store.log.read.pieces import Batch
 from siltstone.store.log.read.scan import Span, read_slab
@@ -180,7 +180,7 @@ class TestWhatAMessageWaitsFor:
     @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
     @pytest.mark.parametrize("operation", ["create", "sync_directory"])
     def test_without_a_descriptor_the_segment_is_created_when_it_is_needed(
-        self, operation: str, number: int
+        self, operation: Operation, number: int
     ) -> None:
         disk = MemoryFileSystem()
         fs = FaultyFileSystem(disk)

@@ -157,7 +157,7 @@ def test_a_broker_starts_again_on_a_full_disk_when_the_reserve_is_used_up(disk: 
         broker.wait_for("alarm_raised", count=3)
         assert publish_until_refused(broker.port)[0] == 0
         read = run_command("read", "messages", "--limit", "1", "--data", str(disk / "data"))
-        assert (read.returncode, read.stdout != "") == (0, True), read.stderr
+        assert (read.returncode, read.stdout != b"") == (0, True), read.stderr
         dropped = run_command("drop", "messages", "0/1", "--yes", "--data", str(disk / "data"))
         assert dropped.returncode == 0, dropped.stderr
         drain(broker.port, "reader", 1)
