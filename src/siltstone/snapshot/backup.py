@@ -15,14 +15,14 @@ the spool, and the state of a broker that only keeps snapshots.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
-from siltstone.errors import CorruptionError, NotFoundError
-from siltstone.fs.api import EntryKind, File, FileSystem
+from siltstone.errors import CorruptionError, NotFoundError, UsageError
+from siltstone.fs.api import DirectoryEntry, EntryKind, File, FileSystem
 from siltstone.fs.paths import COMMITS, DATA, KEYVALUES, LOCK, SPOOL, StorePaths
 from siltstone.fs.publish import TEMPORARY_SUFFIX
 from siltstone.snapshot.directory import LINK, link_target
@@ -43,6 +43,7 @@ from siltstone.store.directory import Store
 from siltstone.store.kv.api import Engine, EngineOpener
 from siltstone.store.log.opening import identity_of, slab_directory
 from siltstone.store.log.slab import bounds_of
+from siltstone.store.segment.ahead import PREPARED, takes_rows
 from siltstone.store.segment.segment import SEGMENT_HEADER_BYTES, open_segment
 from siltstone.store.segment.sift import SlabBounds, index_path, list_segments
 from siltstone.store.slab.added_logs import is_journal
@@ -159,13 +160,31 @@ class BackupSource:
 
     def _look_at_slab(self, path: PurePath, bounds: SlabBounds) -> _Ends:
         place = self._directory / path
-        segments, _ = list_segments(self._fs, place, self._fs.list(place), bounds)
+        listed = self._fs.list(place)
+        segments, _ = list_segments(self._fs, place, listed, bounds)
+        self._check_prepared(place, listed)
         if not segments:
             return _Ends("", 0, is_sealed=False)
         last = place / segments[-1].name
         # This check comes first: an index that is created later may include rows after the end.
         is_sealed = self._fs.exists(index_path(last))
         return _Ends(last.name, open_segment(self._fs, last).visible_position, is_sealed=is_sealed)
+
+    def _check_prepared(self, place: PurePath, listed: Sequence[DirectoryEntry]) -> None:
+        """Refuse a slab whose last segment has lost its name in a power cut: its rows would be
+        missing. A segment that a writer begins at this moment has its name before it has rows.
+        """
+        prepared = place / PREPARED
+        for entry in listed:
+            if entry.name != PREPARED:
+                continue
+            with suppress(NotFoundError):
+                if takes_rows(self._fs, prepared, entry) and self._fs.exists(prepared):
+                    raise UsageError(
+                        "a power cut left rows that only the next start finds: start the broker "
+                        "once, or run `siltstone verify --repair`, before the backup, "
+                        f"path={place}"
+                    )
 
     def _database(self, database: _Database) -> Iterator[Record]:
         name, manifest, ends = database

@@ -7,7 +7,7 @@ from pathlib import PurePath
 import pytest
 
 from siltstone.clock import ManualClock
-from siltstone.errors import CorruptionError, NotFoundError
+from siltstone.errors import CorruptionError, NotFoundError, UsageError
 from siltstone.fs.faulty import Fault, FaultyFileSystem
 from siltstone.fs.memory import MemoryFileSystem
 from siltstone.snapshot.backup import BackupSource
@@ -81,6 +81,27 @@ def test_key_value_databases_come_before_the_rows_that_they_may_refer_to() -> No
     kinds = [type(record) for record in source.records()]
     assert kinds.index(KeyValueFamily) < kinds.index(KeyValuePair) < kinds.index(StoredFile)
     assert Counter(kinds)[KeyValueFamily] == 2
+
+
+def test_rows_of_a_segment_that_lost_its_name_in_a_power_cut_are_not_left_out() -> None:
+    source = Source()
+    place = DATA / "data" / "m" / "0" / "1"
+    database = source.store.create("m", SMALL)
+    segments: list[str] = []
+    while len(segments) < 2:
+        database.append([Row(topic="a", value=bytes(5000))]).wait()
+        segments = [each.name for each in source.fs.list(place) if each.name.endswith(".seg")]
+    last = place / max(segments)
+    prepared = place / "next.prepared"
+    disk = source.fs.crash_clone()
+    if disk.exists(prepared):
+        disk.remove(prepared)
+    disk.rename(last, prepared)
+    with pytest.raises(UsageError, match="a power cut left rows that only the next start finds"):
+        source.records(disk)
+    with Store(DATA, fs=disk, clock=ManualClock()) as store:
+        assert store.database("m").count() == database.count()
+    assert source.records(disk)
 
 
 def test_a_database_that_lost_its_manifest_is_not_left_out() -> None:

@@ -28,7 +28,7 @@ from typing import Final
 from siltstone.errors import CorruptionError, SiltstoneError
 from siltstone.fs.api import DirectoryEntry, EntryKind, File, FileSystem
 from siltstone.fs.publish import move_aside, remove_file, sync_or_defer
-from siltstone.store.segment.frame import FrameHeader, crc_matches, encode_frame
+from siltstone.store.segment.frame import HEADER_BYTES, FrameHeader, crc_matches, encode_frame
 from siltstone.store.segment.segment import (
     SEGMENT_HEADER_BYTES,
     Segment,
@@ -144,10 +144,27 @@ def settle_prepared(
     fs.sync_directory(directory)
 
 
+def takes_rows(fs: FileSystem, path: PurePath, entry: DirectoryEntry) -> bool:
+    """Return whether a prepared file has a frame behind its state: it was renamed once, and a power
+    cut has taken back its name.
+    """
+    begun = _begun(fs, path, entry)
+    if begun is None:
+        return False
+    segment, end = begun
+    return any(segment.view[end : end + HEADER_BYTES])
+
+
 def begun_header(fs: FileSystem, path: PurePath, entry: DirectoryEntry) -> SegmentHeader | None:
     """Return the header of a prepared file that was begun as a segment, with a valid state frame;
     None if it has no rows.
     """
+    begun = _begun(fs, path, entry)
+    return None if begun is None else begun[0].header
+
+
+def _begun(fs: FileSystem, path: PurePath, entry: DirectoryEntry) -> tuple[Segment, int] | None:
+    """Return a segment that was begun, and where its state frame ends."""
     if entry.kind is not EntryKind.FILE or entry.size_bytes < SEGMENT_HEADER_BYTES:
         return None
     with fs.open(path, writable=False) as file:
@@ -159,7 +176,7 @@ def begun_header(fs: FileSystem, path: PurePath, entry: DirectoryEntry) -> Segme
         return None
     if state is None or not crc_matches(view, SEGMENT_HEADER_BYTES, state, segment.header.seed):
         return None
-    return segment.header
+    return segment, SEGMENT_HEADER_BYTES + state.length
 
 
 def _last_base(entries: Sequence[DirectoryEntry]) -> int:
