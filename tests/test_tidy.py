@@ -24,6 +24,7 @@ BROAD_HANDLERS: dict[str, str] = {
     "flight/server.py": "Flight would send the traceback of a mistake of ours to the client",
     "guard.py": "a mistake of ours ends one connection, or one thing of a turn",
     "store/kv/rocks.py": "the binding raises plain exceptions, which are translated",
+    "store/segment/ahead.py": "the thread that waits for the work raises its error",
     "store/writer/ticket.py": "a callback is others' code: the shard's thread goes on",
     "store/writer/queue.py": "a mistake of ours ends one shard, and leaves nobody waiting",
 }
