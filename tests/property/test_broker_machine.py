@@ -245,3 +245,24 @@ def test_acknowledged_messages_arrive_over_many_more_histories() -> None:
     run_state_machine_as_test(
         BrokerMachine, settings=settings(max_examples=2_000, stateful_step_count=100)
     )
+
+
+def test_a_repeat_with_dup_and_the_second_copy_of_a_message_are_both_owed() -> None:
+    machine = BrokerMachine()
+    terms = Terms(
+        version=V3,
+        clean=False,
+        expiry=0,
+        window=1,
+        will_topic="",
+        will_qos=0,
+        will_delay=0,
+    )
+    machine.begin(first=terms, second=terms, wish=0)
+    machine.subscribe(granted=1, name="x", no_local=False, text="a/1")
+    machine.connect(eager=[("a/1", 1)], how=terms, name="x")
+    machine.subscribe(granted=0, name="x", no_local=False, text="a/1")
+    machine.drop(name="x")
+    # The client publishes again, so there is a second copy, which comes with QoS 0.
+    machine.calm()
+    machine.teardown()

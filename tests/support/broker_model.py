@@ -35,6 +35,8 @@ class Life:
     is_over: bool = False
     # The number of deliveries of each payload, and the last message of each publisher.
     delivered: dict[bytes, int] = field(default_factory=dict)
+    # How often each message came as a new one, not as a repeat with DUP.
+    came_new: dict[bytes, int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
 
     def wants(self, topic: str, publisher: str) -> int | None:
@@ -171,8 +173,10 @@ class BrokerModel:
         life.delivered[message.payload] = count
         if packet.qos == 2:
             assert count == 1, f"{life.client_id} got {packet} {count} times"
+        new = life.came_new.get(message.payload, 0) + (not packet.dup)
+        life.came_new[message.payload] = new
         if packet.qos == 0:
-            assert count <= message.takes
+            assert new <= message.takes
         first_qos = message.first.get(life)
         # A QoS 0 offer to a session that was away is lost. It may arrive late, when it is sent
         # again.
