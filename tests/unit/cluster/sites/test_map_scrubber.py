@@ -93,7 +93,7 @@ BAD, BESIDE, SOUND = frozenset({DAMAGED_MAP}), frozenset({"beside"}), frozenset[
         ([b"x", b"y"], {"b": [b"x", b"y"], "c": [b"x", b"y"]}, [SOUND, SOUND]),
         ([b"x", b"z"], {"b": [b"x", b"y"], "c": [b"x", b"y"]}, [BESIDE, BAD]),
         ([b"", b"y"], {"b": [b"x", b"y"], "c": [b"x", b"y"]}, [BAD, BESIDE]),
-        # Nobody knows which one is right.
+        # The three copies differ, so no majority says which one is right.
         ([b"z"], {"b": [b"x"], "c": [b"y"]}, [SOUND]),
         ([b"z"], {"b": [b"x"], "c": [None]}, [SOUND]),
     ],
